@@ -12,6 +12,7 @@ import collections
 import fcntl
 import json
 import os
+import random
 import select
 import signal
 import subprocess
@@ -116,7 +117,7 @@ def run(members: list[tuple[str, str]], seconds: float, jobs: int, keep: Any) ->
 def state() -> dict[str, Any]:
     """What is known."""
     if not STATE.exists():
-        return {"versions": {}, "members": {}}
+        return {"members": {}}
     found: dict[str, Any] = json.loads(STATE.read_text(encoding="utf-8"))
     return found
 
@@ -142,28 +143,41 @@ def tables(known: dict[str, Any]) -> str:
         Their lines.
     """
     members = known["members"]
-    libraries = list(dict.fromkeys(k.partition("/")[0] for k in sorted(members)))
+    libraries = list(dict.fromkeys(map(library_of, sorted(members))))
     lines = [
         "| library | tried | right | refused | mixed | wrong | crash | too slow | right of those that do not mix |"
     ]
     lines.append("|---|---|---|---|---|---|---|---|---|")
     for library in [*libraries, "all"]:
-        found = [m["verdict"] for k, m in members.items() if library in ("all", k.partition("/")[0])]
+        own = [m for k, m in members.items() if library in ("all", library_of(k))]
+        found = [m["verdict"] for m in own]
         good, of = share(found)
-        version = "" if library == "all" else f" {known['versions'][library]}"
+        version = "" if library == "all" else " " + ", ".join(sorted({m["version"] for m in own}))
         counts = [sum(v != "not built" for v in found), *(found.count(v) for v in VERDICTS[:-1])]
         cells = " | ".join(str(c) for c in counts)
         lines.append(f"| {library}{version} | {cells} | {good / max(of, 1):.1%} |")
-    commits = collections.Counter(m["commit"] for m in members.values())
-    judged_at = ", ".join(f"{n} at {commit}" for commit, n in commits.most_common())
-    torch = known["versions"].get("torch", "")
-    lines += ["", f"torch {torch}. The last change of `tacit.sgd` when they were judged: {judged_at}.", ""]
+    lines += [
+        "",
+        "| last change of `tacit.sgd` when judged | torch | members | right | not built |",
+        "|---|---|---|---|---|",
+    ]
+    groups = collections.Counter((m["commit"], m["torch"]) for m in members.values())
+    for (commit, torch), count in groups.most_common():
+        verdicts = [m["verdict"] for m in members.values() if (m["commit"], m["torch"]) == (commit, torch)]
+        right, absent = verdicts.count("right"), verdicts.count("not built")
+        lines.append(f"| {commit} | {torch} | {count} | {right} | {absent} |")
+    lines.append("")
     for verdict, words in SECTIONS.items():
         chosen = {k: m for k, m in sorted(members.items()) if m["verdict"] == verdict}
         if chosen:
             lines += [f"## {words}", "", "| model | class | what was seen |", "|---|---|---|"]
             lines += [f"| {k} | {m.get('class', '')} | {seen(m)} |" for k, m in chosen.items()] + [""]
     return "\n".join(lines).rstrip()
+
+
+def library_of(member: str) -> str:
+    """The library of ``library/name``."""
+    return member.partition("/")[0]
 
 
 SECTIONS = {
@@ -238,6 +252,8 @@ def wanted(known: dict[str, Any], wish: argparse.Namespace, commit: str) -> list
 
     libraries = [wish.library] if wish.library else list(zoo_wide.LIBRARIES)
     todo = [(lib, name) for lib in libraries for name in zoo_wide.members(lib) if asked(lib, name)]
+    if wish.sample is not None:
+        return random.Random(wish.sample).sample(todo, len(todo))
     return sorted(todo, key=lambda m: known["members"].get("/".join(m), {}).get("verdict") == "right")
 
 
@@ -261,8 +277,8 @@ def judge_all(known: dict[str, Any], wish: argparse.Namespace) -> None:
         with LOCK.open("w") as lock:  # another run may add to the file meanwhile
             fcntl.flock(lock, fcntl.LOCK_EX)
             known.update(state())
-            known["versions"] = versions
-            known["members"][f"{library}/{name}"] = found | {"commit": commit}
+            facts = {"commit": commit, "torch": versions["torch"], "version": versions[library]}
+            known["members"][f"{library}/{name}"] = found | facts
             save(known)
 
     run(todo, wish.seconds, wish.jobs, keep)
@@ -279,6 +295,7 @@ def main() -> int:
     parser.add_argument("--library", help="only this library: transformers, timm, torchvision or peft")
     parser.add_argument("--verdict", help="only members that had this verdict before")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no model after so many seconds")
+    parser.add_argument("--sample", type=int, help="in a random order of this seed: what is judged in time is a sample")
     parser.add_argument("--jobs", type=int, default=1, help="how many models at a time (1)")
     parser.add_argument("--device", default="cpu", help="where the models run (cpu)")
     parser.add_argument("--again", action="store_true", help="also what was judged at this commit")

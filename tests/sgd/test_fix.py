@@ -83,3 +83,16 @@ def test_the_layer_in_its_place_has_the_same_law():
     assert 0.59 < drawn.max() <= 0.6
     assert abs(float(drawn.mean()) - 0.4) < 6 * 0.4 / 12**0.5 / 200_000**0.5
     assert torch.equal(model.eval()(x), nn.functional.rrelu(x, 0.2, 0.6))
+
+
+def test_instance_normalisation_keeps_no_statistics_of_the_data():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.InstanceNorm1d(4, affine=True, track_running_stats=True), nn.Flatten(), nn.Linear(20, 2))
+    x = torch.randn(6, 4, 5)
+    with pytest.raises(sgd.UncoveredUse, match=r"'0' \(InstanceNorm1d\) keeps running statistics.*sgd\.fix"):
+        sgd.clipped_grad(model, lambda m, x: m(x).square().sum(1), x)
+    with torch.no_grad():
+        before = model(x)
+    assert sgd.fix(model) == {"0": "InstanceNorm1d -> without running statistics"}
+    assert torch.equal(model(x), before)
+    assert sgd.check(model, lambda m, x: m(x).square().sum(1), x).uses["0.weight"]

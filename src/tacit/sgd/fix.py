@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tacit.sgd.torch_compat import BatchNorm
+from tacit.sgd.torch_compat import BatchNorm, InstanceNorm
 
 GROUPS = 32
 #: The fewest numbers that are normalised together: of one, nothing is left, and of few only their order.
@@ -71,6 +71,8 @@ class RReLU(nn.RReLU):
 def fix(model: nn.Module) -> dict[str, str]:
     """Replace batch normalisation by group normalisation, and ``RReLU`` by one that draws for each number, in place.
 
+    Instance normalisation keeps no running statistics of the data any more.
+
     The number of groups is the greatest common divisor of 32 and the number of channels; a layer that sees so small a
     map that a group would hold fewer than 16 numbers (1×1 maps, vectors) uses fewer, because the normalisation of one
     number is a constant. Scale and shift are kept: the same parameters, so an optimizer made before still holds them.
@@ -101,6 +103,10 @@ def fix(model: nn.Module) -> dict[str, str]:
             if type(child) is nn.RReLU:
                 setattr(parent, key, RReLU(child.lower, child.upper).train(child.training))
                 changed[name] = "RReLU -> one that draws for each number"
+            if isinstance(child, InstanceNorm) and child.track_running_stats:
+                child.track_running_stats = False
+                child.running_mean = child.running_var = child.num_batches_tracked = None
+                changed[name] = f"{type(child).__name__} -> without running statistics"
             if not isinstance(child, BatchNorm):
                 continue
             if not only_normalises(child):

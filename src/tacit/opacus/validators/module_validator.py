@@ -99,10 +99,6 @@ class ModuleValidator:
             _replace(holder, lambda part: _normalised(part, groups))
         for name, change in fix(holder).items():
             logger.info("Replaced sub_module %s with %s", name.removeprefix("0."), change.partition(" -> ")[2])
-        for part in holder.modules():
-            if isinstance(part, InstanceNorm) and part.track_running_stats:
-                part.track_running_stats = False
-                part.running_mean = part.running_var = part.num_batches_tracked = None
         fixed: nn.Module = holder[0]
         return fixed
 

@@ -15,6 +15,7 @@ it may not: the data left torch, or a tensor came in that no watched operation m
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -186,6 +187,9 @@ class Capture(TorchFunctionMode):
         apart: Collection[int] = (),
     ) -> None:
         super().__init__()
+        from tacit.sgd.gradients import outside  # which knows what a plan is, as this does not
+
+        self._outside = outside
         #: parameters whose gradients somebody else computes, by their number; and those whose gradients cannot be seen
         self.apart = apart
         self.foreign: dict[int, str] = {}
@@ -214,8 +218,9 @@ class Capture(TorchFunctionMode):
         # Sequences that were sorted by length to be packed, with the index that sorted them.
         self._orders: dict[int, tuple[Any, Tensor]] = {}
         self.unrolled, self.types = False, set[torch.dtype]()  # types in which values were made of parameters
-        #: what was done with the batch, function by function: a number that another sequence does not have
-        self.trace = 0
+        #: what was done, function by function: another sequence, or other places of tensors, is another number
+        self.trace, self._next = 0, itertools.count()
+        self._numbers = {id(t): next(self._next) for t in (*params.values(), *batch)}
         self._use_nodes: set[Any] = set()
         self._leaves = {id(p): k for k, p in enumerate(params.values())}
         for k, param in enumerate(params.values()):
@@ -312,6 +317,7 @@ class Capture(TorchFunctionMode):
 
     def _taint(self, tensor: Tensor, *, rearranged: bool) -> None:
         self._derived.pop(id(tensor), None)
+        self._numbers[id(tensor)] = next(self._next)
         self._tainted[id(tensor)] = (weakref.ref(tensor), rearranged, tensor.requires_grad)
         if self.sharded and is_sharded(tensor):
             self._taint(held(tensor), rearranged=rearranged)
@@ -388,15 +394,15 @@ class Capture(TorchFunctionMode):
         name = operation.name
         if name == "__get__":
             return func(*args, **kwargs)
+        self.trace = hash((self.trace, self._outside.told(name, args, kwargs, self._numbers)))
         if name in CONSTANT:
             return self._note(func(*args, **kwargs))
         if name in CASTING:
-            func, args = _told_type(func, args)
+            func, args = self._outside.told_type(func, args)
         inputs = tensors_in((args, kwargs) if kwargs else args)
         tainted, derived = self._facts(name, inputs)
         if not tainted and not derived:
             return self._note(func(*args, **kwargs))
-        self.trace = hash((self.trace, name))
         call = TorchCall(func, name, operation, args, kwargs, inputs)
         if not (tainted and derived and torch.is_grad_enabled()):
             return self._pass(call, derived, tainted=tainted)
@@ -455,6 +461,7 @@ class Capture(TorchFunctionMode):
         """Remember what was made without the batch and without parameters."""
         for tensor in (out,) if isinstance(out, Tensor) else tensors_in(out):
             self._made[id(tensor)] = weakref.ref(tensor)
+            self._numbers[id(tensor)] = next(self._next)
         return out
 
     def _pass(self, call: TorchCall, derived: list[Derived], *, tainted: bool) -> Any:
@@ -493,6 +500,7 @@ class Capture(TorchFunctionMode):
         params = frozenset().union(*(d.params for d in derived))
         for k, tensor in enumerate(results):
             self.types.add(tensor.dtype)
+            self._numbers[id(tensor)] = next(self._next)
             if tensor.requires_grad and not any(tensor is d.tensor for d in derived):
                 chain = _chain(call, derived, k if several else None)
                 self._derived[id(tensor)] = Derived(tensor, params, chain)
@@ -652,13 +660,6 @@ def _row_index(call: TorchCall) -> Tensor | None:
 
 def _batch_dim(tensor: Tensor, rows: int) -> int:  # which most likely holds the rows of a batch
     return -1 if tensor.is_nested else next((d for d, size in enumerate(tensor.shape) if size % rows == 0), -1)
-
-
-def _told_type(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """A cast to what another tensor is, as one to its type and device: nothing else of it counts, nor whose it is."""
-    if len(args) > 1 and isinstance(args[1], Tensor):
-        return Tensor.to, (args[0], args[1].device, args[1].dtype, *args[2:])
-    return func, args
 
 
 def _dims(call: TorchCall) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from tacit.sgd.errors import BatchMixing, ClippingError
 from tacit.sgd.gradients import padding, verify
 from tacit.sgd.gradients.batches import leaves, numbers
+from tacit.sgd.gradients.randomness import remember
 from tacit.sgd.torch_compat import pytree
 
 if TYPE_CHECKING:
@@ -133,14 +134,17 @@ def compared(
 
 
 def halves(examples: int, *, every_two: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each of two halves of the examples, at random, and all places with one of it in place of every other example.
+    """Each of two parts of the examples, at random, and all places with one of it in place of every other example.
 
-    So whoever reaches all others is replaced once, whoever it is; with ``every_two`` so is whoever reaches a single
-    other: any two examples are apart in one of as many halvings as the number of examples has digits to base two.
+    So whoever reaches all others is replaced once, whoever it is. The smaller part is a half, a quarter, and so on to a
+    single example, at random: a few notice what several others do alike (the longest, where many are as long). With
+    ``every_two`` whoever reaches a single other is replaced, too: any two examples are apart in one of as many halvings
+    as the number of examples has digits to base two.
     """
     order = torch.tensor(verify.a_few(examples, examples))
     place = torch.arange(examples)
-    cuts = [place < examples // 2]
+    size = max(1, examples >> 1 + verify.a_few(max(1, examples.bit_length() - 1), 1)[0])
+    cuts = [place < size]
     if every_two:
         cuts = [(place >> digit) % 2 == 0 for digit in range((examples - 1).bit_length())]
     for cut in cuts:
@@ -182,10 +186,14 @@ def stays(
         return same(losses(batch)[0], losses(other)[0], tolerance)
 
 
-def kept(device: torch.device) -> AbstractContextManager[None]:
+@contextmanager
+def kept(device: torch.device) -> Iterator[None]:
     """The random state after is the one before."""
-    kept: AbstractContextManager[None] = torch.random.fork_rng([device] if device.type == "cuda" else [])
-    return kept
+    rewind = remember(device)
+    try:
+        yield
+    finally:
+        rewind()
 
 
 @contextmanager
@@ -225,14 +233,17 @@ def resized(engine: Engine, request: Request, tolerance: float) -> None:
     if not engine.lengths.differs((engine.context_of(request), "examples"), examples) or examples < 2:
         return
     keep = torch.tensor(sorted(verify.a_few(examples, (examples + 1) // 2)))
+    rewind, losses = remember(engine.device), []
     with kept(engine.device), evaluating(engine.model), torch.enable_grad():
         try:
-            one, two = (engine.losses(r).detach().double() for r in (request, request.picked(keep)))
+            for some in (request, request.picked(keep)):
+                rewind()
+                losses.append(engine.losses(some).detach().double())
         except REFUSED as error:
             if isinstance(error, ClippingError | torch.OutOfMemoryError):
                 raise
             return  # a model that wants whole batches of one size does not run on another
-    one = one[keep.to(one.device)]
+    one, two = losses[0][keep.to(losses[0].device)], losses[1]
     if bool(((one - two).abs() > tolerance * (1e-1 + one.abs())).any()):
         raise BatchMixing(RESIZED)
 

@@ -49,7 +49,7 @@ from tacit.sgd.gradients.randomness import remember
 from tacit.sgd.gradients.rows import Unowned
 from tacit.sgd.gradients.rules import DECOMPOSE, RULES, SHAPE_ONLY
 from tacit.sgd.gradients.rules.generic import generic
-from tacit.sgd.gradients.verify import Check
+from tacit.sgd.gradients.verify import Check, Ways, trainable
 from tacit.sgd.sharding.shards import ShardedParameters, cut_alike, local, sharding_of
 from tacit.sgd.torch_compat import compiled_call, own_buffers, own_modules, own_parameters, watchers
 from tacit.sgd.torch_compat import version as version_of
@@ -206,22 +206,6 @@ class Pass:
         return grads
 
 
-#: Where noise and clipping are exact and tested.
-DEVICES = ("cpu", "cuda")
-
-
-def trainable(model: nn.Module) -> dict[str, Tensor]:
-    """Trainable parameters by name, each tensor once."""
-    found: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    for name, parameter in found.items():
-        if parameter.device.type not in DEVICES:
-            raise ClippingError(
-                f"parameter {name!r} is on {parameter.device.type!r}, and tacit trains on the CPU and on CUDA GPUs: "
-                "move the model with model.to('cpu') before you make its optimizer"
-            )
-    return found
-
-
 class Engine:
     """Per-example gradients of one model's parameters, and all that is remembered of the model between steps.
 
@@ -254,6 +238,7 @@ class Engine:
         # Where the parameters lie on several ranks; they are then given as the operations see them.
         self.shards = shards
         self.plans: dict[Any, PassPlan] = {}
+        self.ways = Ways()
         # Compiled steps by what they were written for; None where a step cannot be compiled.
         self.programs: dict[Any, Any] = {}
         #: parameters whose gradients a pass of each example by itself gives, by their number, and why
@@ -273,6 +258,8 @@ class Engine:
         #: shapes of records, by context, where all batches so far had the same
         self.one_shape: dict[Any, list[torch.Size]] = {}
         self.mutable: set[str] = set()
+        #: whether passes draw from Python's or NumPy's generator, or may
+        self.draws_outside = True
         self.surveyed = False
         self.calls = 0
         self.said: set[str] = set()
@@ -327,7 +314,7 @@ class Engine:
         if request.mask is not None and request.mask.device != device:
             request = dataclasses.replace(request, mask=request.mask.to(device))
         gradients: Gradients | None
-        rewind = remember(device)
+        rewind = remember(device, outside=self.draws_outside)
         try:
             if request.compiled is not None and request.method == "operations" and not self.apart:
                 done = request.compiled(self, request, due)
@@ -379,6 +366,8 @@ class Engine:
 
         ``None`` for gradients when no example of the batch has a finite one.
         """
+        if not run.doubt and self.shards is None and self.ways.other(run.context, request.data, run.trace):
+            run.doubt = verify.CHANGED
         doubtful = self.anyone(flag=bool(run.doubt))
         grads = run.output_gradients(retain=doubtful or self.by_row)
         key = self.signature(run, grads)
@@ -403,6 +392,7 @@ class Engine:
             run.doubt = "where the examples are in some tensor depends on the data"
         if request.check != "never":
             self._check_batch(request, run, anew=anew)
+        self.ways.checked(run.context, request.data, run.trace, anew=anew)
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             return self.gradients(run, grads, plan), run.losses
 
@@ -463,7 +453,7 @@ class Engine:
         ``losses`` gives one loss for each row, of which ``views`` are one example, or (without ``views``) those of the
         examples. ``named`` keeps module names (for messages) and outputs (for evidence).
         """
-        rewind = remember(self.device)
+        rewind = remember(self.device, outside=self.draws_outside)
         capture = self.capture(data, max((len(t) for t in data if t.dim()), default=batch), named=named)
         scalars = Scalars() if named and self.shards is None else nullcontext()
         where = self.doubted_as(context)

@@ -90,6 +90,7 @@ def completed(
     began, alone = time.perf_counter(), torch.full_like(losses, torch.nan)
 
     def single(example: int) -> Tensor:
+        rewind()  # Python's and NumPy's draws are the same for everybody
         own = nullcontext() if draws is None else draws.of(example, examples)
         with torch.enable_grad(), own:
             value = engine.losses(request.picked(torch.tensor([example])))[0]

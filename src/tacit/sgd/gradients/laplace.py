@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from tacit.sgd.gradients import verify
 from tacit.sgd.gradients.batches import Loss, row_losses
-from tacit.sgd.gradients.engine import trainable
+from tacit.sgd.gradients.verify import trainable
 from tacit.sgd.torch_compat import pytree
 
 #: Bits of the grid below the clip norm: 2^22 units of 2^30 grid points stay below 2^53, where float64 is exact.

@@ -1,8 +1,8 @@
 """What else is there to know about a pass, besides its operations?
 
 Values that unwatched code reads (:class:`Scalars`), what modules keep from one pass to the next (:class:`Attributes`),
-which module is running (:func:`module_names`), and what has to be the same in two passes for what is known of one to
-hold for the other (:func:`signature`).
+what a call says of where values go (:func:`told`), which module is running (:func:`module_names`), and what has to be
+the same in two passes for what is known of one to hold for the other (:func:`signature`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -141,6 +142,44 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 HOLDERS = (list, tuple, set, dict)
+
+
+#: Arguments that are told as they are.
+PLAIN = frozenset((int, bool, str, bytes, type(None), type(...), range))
+_ARITHMETIC = "add sub mul div truediv true_divide pow clamp fill eq ne lt gt le ge masked_fill where"
+#: On values that are no index, the numbers in these move nothing, and may change from step to step.
+ARITHMETIC = frozenset(
+    form.format(n) for n in _ARITHMETIC.split() for form in ("{}", "{}_", "__{}__", "__i{}__", "__r{}__")
+)
+
+
+def told(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: dict[int, int]) -> Any:
+    """What a call says of where values go: whole numbers, slices, lists, and which tensors, by their ``numbers``."""
+    index = not (name in ARITHMETIC and args and isinstance(args[0], Tensor) and args[0].is_floating_point())
+    found: list[Any] = [name, *kwargs]
+    rest = [*args, *kwargs.values()]
+    while rest:
+        value = rest.pop()
+        kind = type(value)
+        if isinstance(value, Tensor):
+            found.append(numbers.get(id(value), 0))
+        elif kind in PLAIN:
+            found.append(value if index else kind)
+        elif isinstance(value, list | tuple):
+            found.append(len(value))
+            rest.extend(value)
+        elif kind is slice:
+            rest.extend((value.start, value.stop, value.step))
+        else:
+            found.append(value.tobytes() if isinstance(value, np.ndarray | np.integer) else kind)
+    return tuple(found)
+
+
+def told_type(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """A cast to what another tensor is, as one to its type and device: nothing else of it counts, nor whose it is."""
+    if len(args) > 1 and isinstance(args[1], Tensor):
+        return Tensor.to, (args[0], args[1].device, args[1].dtype, *args[2:])
+    return func, args
 
 
 def as_written(*, compiled: bool, hushed: bool = False) -> AbstractContextManager[Any]:

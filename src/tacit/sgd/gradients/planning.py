@@ -38,6 +38,7 @@ from tacit.sgd.gradients.owners import (
     unmoved,
 )
 from tacit.sgd.gradients.ownership.proof import Proof, prove
+from tacit.sgd.gradients.randomness import drawn_outside, random_state
 from tacit.sgd.gradients.rows import ByRow, OwnedRows
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ SEVERAL = (
     "bound exists. See: tacit explain mixing"
 )
 
+ANOTHER_PATH = "the model takes another path through its operations each time it runs on the same batch"
+
 NOT_SHOWN = "whose the losses are could not be followed through all operations"
 
 #: The fewest examples that say where examples are.
@@ -85,8 +88,8 @@ class UsePlan:
 class PassPlan:
     """What is known about a whole pass, for every batch with which it does the same.
 
-    ``settled`` is false while some layout rests on no evidence yet. ``proof`` says whether examples were shown to be by
-    themselves, and not only seen to be.
+    ``settled`` is false while some layout rests on no evidence yet. ``trace`` says what was done. ``proof`` says
+    whether examples were shown to be by themselves, and not only seen to be.
     """
 
     uses: list[UsePlan]
@@ -94,6 +97,7 @@ class PassPlan:
     settled: bool
     checked: bool = False
     proof: Proof | None = None
+    trace: int = 0
 
     @cached_property
     def by_row(self) -> bool:
@@ -175,17 +179,18 @@ def anew(
         return None
     rewind()
     run = engine.forward(*engine.asked(request))
-    grads = run.output_gradients(retain=engine.by_row)
+    other = found is not None and found.trace != run.trace and engine.shards is None and run.batch > 1
+    grads = run.output_gradients(retain=engine.by_row or other)
     if found is None:  # only now: the other ranks needed this one's parameters
         return None
     plan = engine.plans.get(engine.signature(run, grads))
     if plan is None:
-        raise ClippingError("the model takes another path through its operations each time it runs on the same batch")
+        raise ClippingError(ANOTHER_PATH)
     plan.dispels(run)
-    if plan.by_row:
-        plan = engine.located(run, grads, plan)
+    if plan.by_row or other:
+        by_row, plan = plan.by_row, engine.located(run, grads, plan)
         if plan is None:
-            raise BatchMixing(SEVERAL)
+            raise BatchMixing(SEVERAL) if by_row else ClippingError(ANOTHER_PATH)
     return run, grads, plan
 
 
@@ -214,7 +219,10 @@ def _surveyed(engine: Engine, request: Request, rewind: Callable[[], None], *, c
 def survey(engine: Engine, request: Request, rewind: Callable[[], None], *, check: bool) -> PassPlan | None:
     """Make the plan for this batch, and check the answers it gives; ``None`` when no example has a finite gradient."""
     rewind()
-    run = _hushed(engine, request, rewind, engine.forward(*engine.asked(request), named=True))
+    before = random_state(engine.device, outside=True)
+    run = engine.forward(*engine.asked(request), named=True)
+    engine.draws_outside = drawn_outside(before, random_state(engine.device, outside=True))
+    run = _hushed(engine, request, rewind, run)
     finite = verify.is_finite(engine, run)
     whole: AbstractContextManager[None] = nullcontext()
     if engine.shards is not None and engine.shards.any(not finite):
@@ -370,7 +378,7 @@ def _for_whole(
                 "memory does not suffice to look at the whole batch, and its parts are unlike it"
             )
         gradients = engine.gradients(run, grads, plan) if same else first_gradients(engine, run, grads, plan)
-        plan.checked = check
+        plan.checked, plan.trace = check, run.trace
         if check:
             verify.agree(engine, run, gradients, chosen, true, grads)
         engine.plans[engine.signature(run, grads)] = plan
@@ -427,7 +435,7 @@ def make_plan(
             settled = settled and sure
         uses.append(UsePlan(layouts, guards=[t.clone() for d in use.derived for t in frames.chain_tensors(d)]))
     del evidence
-    plan = PassPlan(uses, set(), settled)
+    plan = PassPlan(uses, set(), settled, trace=run.trace)
     here: PassPlan | None = plan
     if plan.by_row:
         engine.rows[key] = moving_rows([use.layouts for use in plan.uses])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,13 +27,13 @@ LARGE = 1e15
 
 
 def of_step(
-    engine: Engine, request: Request, found: ClippedGradients, example: int, before: dict[str, Tensor]
+    engine: Engine, request: Request, found: ClippedGradients, example: int, before: dict[str, Any]
 ) -> str | None:
     """What is not as the example has it by itself: ``"loss"``, or a group of parameters; None where all is.
 
     ``found`` is what the step computed, ``before`` the random state that it began with.
     """
-    after = random_state(engine.device)
+    after = random_state(engine.device, outside=True)
     try:
         if _alone(engine, request, found, example, before, random=not same_state(before, after)):
             return None
@@ -43,17 +43,18 @@ def of_step(
 
 
 def _alone(
-    engine: Engine, request: Request, found: ClippedGradients, example: int, before: dict[str, Tensor], *, random: bool
+    engine: Engine, request: Request, found: ClippedGradients, example: int, before: dict[str, Any], *, random: bool
 ) -> bool:
     """Whether the example by itself has this loss and these norms; also not where that cannot be told."""
     one, draws = request.picked(torch.tensor([example])), Draws(engine.device)
     parameters = list(engine.parameters.values())
     try:
         with torch.enable_grad():
+            set_random_state(before, engine.device)
             if random:
-                set_random_state(before, engine.device)
                 with draws.noted():
                     engine.losses(request)
+                set_random_state(before, engine.device)
                 with draws.of(example, request.examples):
                     value = engine.losses(one)[0]
             else:
@@ -72,7 +73,7 @@ def _alone(
 
 
 def _in_batch(
-    engine: Engine, request: Request, found: ClippedGradients, example: int, before: dict[str, Tensor], *, random: bool
+    engine: Engine, request: Request, found: ClippedGradients, example: int, before: dict[str, Any], *, random: bool
 ) -> str | None:
     """As :func:`of_step`, by the batch itself, uncompiled."""
 

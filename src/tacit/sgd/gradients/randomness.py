@@ -7,10 +7,13 @@ pass of the example alone (:meth:`Draws.of`).
 
 from __future__ import annotations
 
+import functools
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,24 +33,29 @@ class NotRepeated(Exception):
     """The draws of a pass cannot be given to one example."""
 
 
-def random_state(device: torch.device) -> dict[str, Tensor]:
-    """The state of torch's generators, which a model draws from."""
-    state = {"cpu": torch.get_rng_state()}
+def random_state(device: torch.device, *, outside: bool = False) -> dict[str, Any]:
+    """The state of torch's generators, which a model draws from; of Python's and NumPy's, too, with ``outside``."""
+    state: dict[str, Any] = {"cpu": torch.get_rng_state()}
+    if outside:
+        state |= {"python": random.getstate(), "numpy": np.random.get_state()}  # noqa: NPY002  # the one models use
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
     return state
 
 
-def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
-    """Put torch's generators back."""
+def set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Put the generators back."""
     torch.set_rng_state(state["cpu"])
+    if "python" in state:
+        random.setstate(state["python"])
+        np.random.set_state(state["numpy"])  # noqa: NPY002
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
 
 
-def same_state(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
-    """Whether nothing was drawn between two states."""
-    return all(torch.equal(one[kind], two[kind]) for kind in one)
+def same_state(one: dict[str, Any], two: dict[str, Any]) -> bool:
+    """Whether torch drew nothing between two states."""
+    return all(torch.equal(one[kind], two[kind]) for kind in ("cpu", "cuda") if kind in one)
 
 
 class Draws(DispatchMode):
@@ -114,14 +122,12 @@ class Draws(DispatchMode):
         return whole.narrow(other[0], example * size, size)
 
 
-def remember(device: torch.device) -> Callable[[], None]:
+def remember(device: torch.device, *, outside: bool = True) -> Callable[[], None]:
     """A function that rewinds the random state to what it is now."""
-    cpu = torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    return functools.partial(set_random_state, random_state(device, outside=outside), device)
 
-    def rewind() -> None:
-        torch.set_rng_state(cpu)
-        if cuda is not None:
-            torch.cuda.set_rng_state(cuda, device)
 
-    return rewind
+def drawn_outside(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Whether Python's or NumPy's generator was asked between two states."""
+    known, now = before["numpy"], after["numpy"]
+    return before["python"] != after["python"] or known[2:] != now[2:] or not np.array_equal(known[1], now[1])

@@ -23,7 +23,7 @@ from tacit.sgd.gradients.bounds import Gradients
 from tacit.sgd.gradients.capture import tensors_in
 from tacit.sgd.gradients.contributions import Group, wide
 from tacit.sgd.gradients.frames import Frame
-from tacit.sgd.torch_compat import BatchNorm
+from tacit.sgd.torch_compat import BatchNorm, InstanceNorm
 
 if TYPE_CHECKING:
     from tacit.sgd.gradients.engine import Engine, Pass, Request
@@ -36,7 +36,48 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1, torc
 
 
 #: Layers that :func:`no_known_obstacles` may refuse.
-SUSPECTS = (BatchNorm, nn.Embedding, nn.EmbeddingBag, nn.RReLU)
+SUSPECTS = (BatchNorm, InstanceNorm, nn.Embedding, nn.EmbeddingBag, nn.RReLU)
+
+
+CHANGED = "the model does other operations than with the batches before"
+#: Ways through a model that are remembered, for batches of the same shapes.
+WAYS = 64
+
+
+class Ways:
+    """The ways that passes over batches of the same shapes took through the model, and that were checked."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, set[int]] = {}
+
+    def other(self, context: Any, data: list[Tensor], trace: int) -> bool:
+        """Whether such batches were seen, and none of them went this way."""
+        known = self._known.get((context, tuple([t.shape for t in data])))
+        return known is not None and trace not in known
+
+    def checked(self, context: Any, data: list[Tensor], trace: int, *, anew: bool) -> None:
+        """Note a way whose plan holds; the only one, where the plan was made ``anew``."""
+        known = self._known.setdefault((context, tuple([t.shape for t in data])), set())
+        if anew:
+            known.clear()
+        if len(known) < WAYS:
+            known.add(trace)
+
+
+#: Where noise and clipping are exact and tested.
+DEVICES = ("cpu", "cuda")
+
+
+def trainable(model: nn.Module) -> dict[str, Tensor]:
+    """Trainable parameters by name, each tensor once."""
+    found: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    for name, parameter in found.items():
+        if parameter.device.type not in DEVICES:
+            raise ClippingError(
+                f"parameter {name!r} is on {parameter.device.type!r}, and tacit trains on the CPU and on CUDA GPUs: "
+                "move the model with model.to('cpu') before you make its optimizer"
+            )
+    return found
 
 
 def check_when(check: Any) -> None:
@@ -56,6 +97,11 @@ def no_known_obstacles(model: nn.Module) -> None:
                 f"module {name!r} ({kind}) normalises with statistics of the whole batch, so one example's loss "
                 "depends on the others and no per-example bound exists. tacit.sgd.fix(model) replaces it by GroupNorm. "
                 "See: tacit explain mixing"
+            )
+        if isinstance(module, InstanceNorm) and module.training and module.track_running_stats:
+            raise UncoveredUse(
+                f"module {name!r} ({kind}) keeps running statistics of the data without noise. tacit.sgd.fix(model) "
+                "takes them away; each example is normalised by itself, as before. See: tacit explain no-rule"
             )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             raise UncoveredUse(
@@ -170,7 +216,7 @@ def culprit(engine: Engine, request: Request, other: Request, example: int, rewi
         handle = nn.modules.module.register_module_forward_hook(note)
         try:
             rewind()
-            with torch.no_grad(), contextlib.suppress(ClippingError):  # without gradients no loss has one
+            with torch.enable_grad(), contextlib.suppress(ClippingError):  # models may ask for gradients themselves
                 engine.losses(some)
         finally:
             handle.remove()

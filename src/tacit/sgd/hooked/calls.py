@@ -47,7 +47,8 @@ class Call:
                 self.linked.append((leaf, leaf.detach().requires_grad_()))
                 self.leaves[k] = self.linked[-1][1]
         self.device = next(iter(watch.engine.parameters.values())).device
-        drawn = remember(self.device)
+        outside = watch.engine.draws_outside
+        drawn = remember(self.device, outside=outside)
         self.state = state = Attributes(watch.engine.model)
 
         def rewind() -> None:
@@ -56,7 +57,7 @@ class Call:
 
         self.rewind = rewind
         #: the random state before, and whether the call drew from it
-        self.before, self.random = random_state(self.device), False
+        self.before, self.random = random_state(self.device, outside=outside), False
         on = torch.is_autocast_enabled(self.device.type)
         self.autocast = torch.get_autocast_dtype(self.device.type) if on else None
         self.training = tuple(m.training for m in modules_of(module))
@@ -69,6 +70,8 @@ class Call:
         #: gradients at the outputs of the uses under weights of the examples, where the pass is one to be doubted
         self.weighed: list[tuple[Tensor, list[list[Tensor | None]]]] = []
         self.doubt = ""
+        #: what the pass did, and whether its plan was made for it
+        self.trace, self.anew = 0, False
         self.rows = 0
 
     @property
@@ -116,7 +119,8 @@ class Call:
 
     def _weigh(self) -> None:
         """Ask whose each element is, where a plan does not say it for every batch."""
-        if self.rows > 1 and (self.doubt or any(use.rearranged for use in self.uses)):
+        unsure = self.doubt or self.watch.engine.by_row or self.watch.first(self)
+        if self.rows > 1 and (unsure or any(use.rearranged for use in self.uses)):
             for weights in owner_weights(self.rows, self.device, torch.float32):
                 cotangents = {k: self._spread(k, weights) * g for k, g in self.cotangents.items()}
                 self.weighed.append((weights, self._at_uses(cotangents, retain=True)[0]))
@@ -217,7 +221,7 @@ class Call:
     def outputs(self, leaves: list[Any]) -> list[Tensor]:
         """The outputs of the module on these inputs."""
         args, kwargs = self.arguments(leaves)
-        with self._precision():
+        with self._precision(), self.watch.engine.protected_buffers():
             return live(self.module(*args, **kwargs))
 
     def values_of(self, outs: list[Tensor], *, overlap: bool = False, of: Tensor | None = None) -> tuple[Tensor, Any]:

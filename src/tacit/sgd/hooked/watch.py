@@ -275,6 +275,9 @@ class Watch:
         if call.doubt:
             self.engine.doubted.setdefault(where, "")
         self.engine.forgotten(call.state, capture, call.doubt)
+        call.trace = capture.trace
+        if not call.doubt and self.engine.ways.other(where, call.data, call.trace):
+            call.doubt = verify.CHANGED
         originals = (original for original, _ in call.linked)
         cut = Border.apply(call, self._anchor, *originals)  # type: ignore[no-untyped-call]  # torch's has no types
         return pytree.tree_map(
@@ -313,6 +316,7 @@ class Watch:
                     found.append(gradients)
                     if self.check:
                         self._in_company(call)
+                    self.engine.ways.checked(self.engine.doubted_as(call.key), call.data, call.trace, anew=call.anew)
         whole = merged(found, rows, self.engine.pieces)
         if self.engine.apart and found:
             whole = alone.completed(self, calls, whole)
@@ -342,6 +346,7 @@ class Watch:
                     gradients = found(run, call.grads, plan)
                 engine.plans[engine.signature(run, call.grads)] = plan
                 return gradients
+            call.anew = True
             with self.off():
                 if not self._survey(call):
                     return None
@@ -425,9 +430,9 @@ class Watch:
             return
         with company.evaluating(self.engine.model):
             try:
-                call.state.restore()
+                call.rewind()
                 whole = call.outputs(leaves)
-                call.state.restore()
+                call.rewind()
                 part = call.outputs(half)
                 for k, cotangent in call.cotangents.items():
                     dim = self.place_of(call, k, call.rows)

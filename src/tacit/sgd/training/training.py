@@ -605,7 +605,7 @@ class Training(Resumable):
                 reuse_memory=alone,
                 while_it_runs=while_it_runs,
             )
-            before = random_state(self.device) if self._probe is not None else {}
+            before = random_state(self.device, outside=True) if self._probe is not None else {}
             result = Engine.of(self.model).clipped_sums(request)
             if self._probe is not None:
                 self._compare(request, result, before)

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import FingerprintMismatch, Ledger
 from tacit.sgd.correlation import INDEPENDENT
-from tacit.sgd.gradients.engine import trainable
 from tacit.sgd.gradients.outside import Attributes
+from tacit.sgd.gradients.verify import trainable
 from tacit.sgd.sharding.ranks import DistributedError, Ranks
 from tacit.sgd.sharding.shards import ShardedParameters
 from tacit.sgd.training.data import Records

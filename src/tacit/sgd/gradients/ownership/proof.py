@@ -26,7 +26,7 @@ class Proof:
     ``holds``: the loss of an example, and the gradient at every element that a plan gives to it, are functions of this
     example and of what is public. ``steady``: so they are for every batch with which the pass does the same. ``trace``
     tells what it did. ``place`` is where examples met first, if they did. ``meeting`` says that they did by operators
-    whose rules are known and whose results nobody read, so that a loss may well be of several.
+    whose rules are known, so that a loss may well be of several.
     """
 
     holds: bool
@@ -75,7 +75,7 @@ def prove(
             "exists. Let each token choose its experts. See: tacit explain mixing"
         )
     place = next(iter(tracker.unknown or tracker.mixes), None) if not holds else None
-    meeting = not (holds or tracker.unknown or tracker.lost or tracker.reads)
+    meeting = not (holds or tracker.unknown or tracker.lost)
     return Proof(holds, holds and not tracker.reads and not tracker.unsteady, run.trace, place, meeting)
 
 
