@@ -31,6 +31,7 @@ from tacit.sgd.errors import ProbeFailed
 from tacit.sgd.gradients import laplace, probe
 from tacit.sgd.gradients.batches import Loss
 from tacit.sgd.gradients.bounds import ClippedGradients, Clipping
+from tacit.sgd.gradients.contributions import wide
 from tacit.sgd.gradients.engine import Engine, Request
 from tacit.sgd.gradients.randomness import random_state, set_random_state
 from tacit.sgd.sharding.ranks import Ranks, wanted
@@ -445,14 +446,14 @@ class Training(Resumable):
     def _draw_now(self, step: int) -> Batch:
         assert self.keys is not None
         of = (self.plan.sampler, self.keys.sampler, self.keys.members)
-        # A CPU has nothing to wait for, and what takes less time than waking another thread is done here.
+        # A CPU waits for a disk alone, and what takes less time than waking another thread is done here.
         quick = self.records.on_gpu and self.units is None and len(self.records) < FEW
-        if self.device.type != "cuda" or quick:
+        if not self.records.stored and (self.device.type != "cuda" or quick):
             return self._make_batch(*of, step)
         return self._background.take(self._make_batch, of, step, last=step + 1 >= self.plan.steps)
 
     def _make_batch(self, sampler: Sampler, key: Key, members: Key, step: int) -> Batch:
-        """The batch of a step; on a GPU another thread makes it."""
+        """The batch of a step; on a GPU, and from disk, another thread makes it."""
         rows = sampler.draw(key, step, len(self.units or self.records))
         weights = None
         if self.units is not None:
@@ -463,6 +464,8 @@ class Training(Resumable):
         own = None if weights is None else share(weights)
         batch = Batch(step, share(rows), own, self.records, self.device, places, rows[:1])
         batch.begin(self.physical_batch)
+        if self.records.stored:
+            batch.prepare(self.physical_batch)
         return batch
 
     def clip_at(self, step: int) -> Clipping:
@@ -541,7 +544,7 @@ class Training(Resumable):
         found = {}
         for n, p in self.parameters.items():
             shape = p.shape if self.shards is None else self.shards.shape(n)
-            found[n] = torch.zeros(shape, dtype=torch.float64 if exact else _wide(p), device=p.device)
+            found[n] = torch.zeros(shape, dtype=torch.float64 if exact else wide(p.dtype), device=p.device)
         return found
 
     def add_up(self, sums: dict[str, Tensor], inside: Tensor | float) -> Tensor | float:
@@ -626,7 +629,7 @@ class Training(Resumable):
 
     def _rows_of(self, piece: Physical) -> tuple[Any, Loss, int]:
         """What the model is given for a piece, the loss of its rows, and how many rows a unit has."""
-        execution, views = self.settings.execution, self.plan.records_per_unit
+        execution, views = self.settings.execution, 1 if self.units is None else self.plan.records_per_unit
         data, weights = piece.data, piece.weights
         if execution.augment is not None:
             data = views_of(data, execution.augment, execution.views)
@@ -688,10 +691,6 @@ class Training(Resumable):
 
     def __repr__(self) -> str:
         return f"<Training: {self.steps_executed:,} of {self.plan.steps:,} steps, {self.plan.sampler.words}>"
-
-
-def _wide(tensor: Tensor) -> torch.dtype:
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def _copy(parameters: dict[str, Tensor], values: dict[str, Tensor]) -> None:
