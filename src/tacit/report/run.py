@@ -311,7 +311,11 @@ def describe(training: Training, name: str, **rest: Any) -> Run:
         "basis": said["basis"],
         "generator": said["noise"],
         "covered": ("the weights after every step, and everything computed from them",),
-        "assumed": (f"{words.UNREACHED}{said['probes']}.",) if said.get("probes") else (),
+        "assumed": (
+            *((f"{words.UNREACHED}{said['probes']}.",) if said.get("probes") else ()),
+            *((words.cap(plan.unit, plan.records_per_unit),) if training.units is not None else ()),
+            *rest.pop("assumed", ()),
+        ),
         "records_public": plan.counted,
         "records": plan.sampler.size - planted if plan.counted else None,
         "self_checks": (

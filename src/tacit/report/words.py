@@ -206,6 +206,19 @@ def _one(part: acc.Mechanism) -> str:
     return f"{named} ({said})" if said else named
 
 
+def cap(unit: str, rows: int) -> str:
+    """What a step takes of a unit with many rows, as the card says it.
+
+    >>> cap("patient", 1)
+    "Ids say whose each row is. A step takes at most 1 row of one patient: of more, 1 is drawn at random in each step."
+    """
+    some, drawn = ("1 row", "1 is") if rows == 1 else (f"{rows:,} rows", f"{rows:,} are")
+    return (
+        f"Ids say whose each row is. A step takes at most {some} of one {unit}: of more, {drawn} drawn at random in each "
+        "step."
+    )
+
+
 def _short(value: float) -> str:
     """A number to four digits, for a sentence; the card has all of them."""
     return number(float(f"{value:.4g}")) if isinstance(value, float) else number(value)
