@@ -13,24 +13,28 @@ import numpy as np
 import polars
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import Trainer, TrainingArguments
 
 import tacit
+from tacit import accounting as acc
 from tacit.integrations.lightning import PrivateTraining
 from tacit.integrations.transformers import make_private
 from tacit.ledger import Ledger, TermsError
+from tacit.noise import Key
 from tacit.opacus import PrivacyEngine
-from tacit.report import card
+from tacit.report import card, describe, make_card
 from tacit.schema import Boolean, Numeric, Schema, Unit
-from tacit.sgd import Classifier, Regressor, Training, release
+from tacit.sgd import Classifier, Regressor, Sampling, Training, release
 from tacit.sgd.hooked import owners as owned
 from tacit.sgd.training.data import Units
+from tacit.sgd.training.kept import KeptRows
 from tacit.tuning import PrivateSearchCV, cv
 
 OTHERS, OWN, CLIP = 40, 30, 0.5
-QUIET = "ignore"
 
 
 @pytest.fixture(autouse=True)
@@ -66,10 +70,12 @@ def network():
 
 def of_training(x, y, ids, rows=1, **more):
     model = network()
+    usual = {"steps": 1, "noise_multiplier": 1.0, "delta": 1e-9, "clip_norm": CLIP, "compile": False}
+    if "batch_size" not in more:
+        usual["batch_size"] = len(set(ids))
     training = Training(
         model, torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss(reduction="none"),
-        (torch.from_numpy(x), torch.from_numpy(y)), batch_size=len(set(ids)), steps=1, noise_multiplier=1.0,
-        delta=1e-9, clip_norm=CLIP, groups=ids, max_rows=rows, compile=False, **more,
+        (torch.from_numpy(x), torch.from_numpy(y)), groups=ids, max_rows=rows, **{**usual, **more},
     )  # fmt: skip
     for batch in training:
         training.step(batch)
@@ -185,7 +191,7 @@ def of_run(x, y, ids):
     )  # fmt: skip
 
 
-def moved(run, monkeypatch):
+def moved(run, monkeypatch, people=people):
     """How far the person moves the first sum, before there is noise."""
     found = []
     for person in (True, False):
@@ -230,6 +236,80 @@ def test_a_person_with_thirty_rows_moves_a_sum_by_the_clip_norm_at_most(entry, m
 
 def test_a_search_trains_on_people(monkeypatch):
     assert moved(lambda *data: of_search(*data, monkeypatch), monkeypatch) <= 1 + 1e-5
+
+
+def jointly(person):
+    """Chats that people own together: the thirty of one are with others, and say something extreme or nothing."""
+    x, y, ids = people(True)
+    x[OTHERS:] = 1.0 if person else -1.0
+    owners = [[int(k)] for k in ids[:OTHERS]] + [[OTHERS, 100 + k] for k in range(OWN)]
+    return x, y, owners
+
+
+def of_rows(x, y, ids, rows=4, **more):
+    count = len(KeptRows.of(ids, len(x), rows))
+    return of_training(x, y, ids, rows=rows, **{"draw": "rows", "batch_size": count, "noise_multiplier": 8.0, **more})
+
+
+def test_rows_that_are_drawn_move_a_sum_by_the_cap_of_clip_norms_at_most(monkeypatch):
+    assert 3.9 < moved(of_rows, monkeypatch) <= 4 * (1 + 1e-5)
+    assert 3.9 < moved(of_rows, monkeypatch, jointly) <= 4 * (1 + 1e-5)
+    # a wrong version: nothing is left out
+    with monkeypatch.context() as patch:
+        patch.setattr(KeptRows, "rows", lambda self, key: np.arange(len(self.starts) - 1))
+        patch.setattr(KeptRows, "__len__", lambda self: len(self.starts) - 1)
+        assert moved(of_rows, monkeypatch) > 25
+        assert moved(of_rows, monkeypatch, jointly) > 25
+
+
+def test_rows_are_priced_as_a_group_and_the_card_says_so():
+    run = of_rows(*jointly(True), steps=5, batch_size=20)
+    mechanism = run.plan.mechanism
+    step = acc.PoissonSampled(acc.Gaussian(8.0, unit="person"), 20 / run.plan.sampler.size)
+    group = acc.epsilon(step * 5, 1e-6, adjacency="zero-out", group=4)
+    price = acc.epsilon(mechanism, 1e-6, adjacency="zero-out")  # with the tail of the noise generator
+    assert group.lower <= price.upper <= group.upper * (1 + 1e-4)
+    assert (run.privacy.adjacency, run.privacy.unit, run.privacy.details["max_rows"]) == ("zero-out", "person", 4)
+    shown = make_card(describe(run, "chats"))
+    said = " ".join(shown["accountant"]["assumptions"])
+    assert "Who owns what is public" in said
+    assert "At most 4 rows of one person are in the run" in said
+    left = run.units.diagnostics()
+    assert left.left_out == 26
+    assert "operator view" in repr(left)
+    with pytest.raises(ValueError, match="who owns what is public and neighbours differ"):
+        of_rows(*jointly(True), adjacency="add-remove")
+    with pytest.raises(ValueError, match="rows have several owners"):
+        of_training(*jointly(True)[:2], [tuple(own) for own in jointly(True)[2]], draw="units")
+    with pytest.raises(ValueError, match="priced for Poisson sampling"):
+        of_rows(*people(True), sampler="balls-in-bins")
+    with pytest.raises(ValueError, match="draw='rows' needs groups"):
+        Sampling(batch_size=2, steps=1, draw="rows")
+    with pytest.raises(ValueError, match="draw must be 'units' or 'rows'"):
+        Sampling(batch_size=2, steps=1, draw="people")
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.sets(st.integers(0, 8), min_size=1, max_size=4), min_size=1, max_size=40), st.integers(1, 5))
+def test_the_greedy_bound_holds_and_leaves_out_no_more_than_it_must(owners, most):
+    ids = [sorted(own) for own in owners]
+    found = KeptRows.of(ids, len(ids), most)
+    kept = found.rows(Key(bytes(32))).tolist()
+    counts = {who: sum(who in ids[row] for row in kept) for who in range(9)}
+    assert max(counts.values()) <= most
+    assert len(found) == len(kept)
+    for row in set(range(len(ids))) - set(kept):
+        assert any(counts[who] == most for who in ids[row])
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.integers(1, 5), st.binary(min_size=32, max_size=32))
+def test_a_person_keeps_as_many_rows_as_the_cap_allows_whatever_the_key(ids, most, secret):
+    found = KeptRows.of(ids, len(ids), most)
+    kept = found.rows(Key(secret))
+    assert len(found) == len(set(kept.tolist())) == len(kept)
+    for who in set(ids):
+        assert sum(ids[row] == who for row in kept) == min(most, ids.count(who))
 
 
 @pytest.mark.parametrize("entry", LOOPS)
@@ -293,8 +373,6 @@ def test_a_run_that_resumes_or_goes_on_counts_people(tmp_path):
 
 
 def test_the_card_says_unit_and_cap():
-    from tacit.report import describe, make_card
-
     shown = make_card(describe(of_training(*people(True), rows=7), "visits"))
     assert shown["guarantee"]["unit"] == "person"
     assert any("at most 7 rows of one person: of more, 7 are drawn" in s for s in shown["accountant"]["assumptions"])

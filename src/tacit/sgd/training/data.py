@@ -429,14 +429,6 @@ def ids_of(groups: Any, data: Any) -> Any:
     return data.column(groups)
 
 
-def units_of(groups: Any, data: Any, rows: int) -> Units | None:
-    """Units from an array of ids or a column of a table; None where every record is one, because all ids differ too."""
-    if groups is None:
-        return None
-    found = Units.of(ids_of(groups, data), rows)
-    return found if len(found) < rows else None
-
-
 def weighted(loss: Loss) -> Callable[[nn.Module, Any], Tensor]:
     """The loss of each record times its weight, so that the mean over a unit's places is the mean of its records."""
 

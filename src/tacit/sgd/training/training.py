@@ -42,7 +42,8 @@ from tacit.sgd.training import identity, validation
 from tacit.sgd.training.augment import repeat, views_of
 from tacit.sgd.training.checkpoint import RunState
 from tacit.sgd.training.config import RunSettings, TrainingKeywords, Value, describes_keywords, shows_keywords
-from tacit.sgd.training.data import Batch, Physical, Table, records, units_of, weighted
+from tacit.sgd.training.data import Batch, Physical, Table, records, weighted
+from tacit.sgd.training.kept import members_of, neighbours
 from tacit.sgd.training.optimizers import workload_of
 from tacit.sgd.training.pace import program_of
 from tacit.sgd.training.plan import Plan, correlated, make_plan, size_in_words
@@ -179,7 +180,7 @@ class Training(Resumable):
         validation.check_labels(self.model, self.loss, self.records, self.device)
         if self.shards is not None:
             self.shards.rest()
-        self.units = units_of(self.settings.sampling.groups, data, len(self.records))
+        self.units = members_of(self.settings.sampling, data, len(self.records))
 
     def _planned(self) -> Plan:
         """The plan, of which everything is public; and the state of a run that has not begun."""
@@ -196,7 +197,7 @@ class Training(Resumable):
         known = validation.recognised
         self.data_name = self.ranks.first(lambda: known(self.ledger, self.dataset, self.records, charging.source))
         kind, steps = clipping.clipping, run_length(sampling.steps, sampling.epochs, sampler)
-        adjacency = found or sampler.adjacency
+        adjacency = neighbours(self.units, found, sampler.adjacency)
         sampler, correlation = correlated(target.noise, sampler, steps, adjacency, target, workload_of(self.optimizer))
         plan = make_plan(
             sampler,
@@ -214,7 +215,7 @@ class Training(Resumable):
             unit=unit,
             clipping=kind if isinstance(kind, str) else json.dumps(dict(kind), sort_keys=True, default=float),
             kind=target.mechanism,
-            records_per_unit=sampling.max_rows,
+            **sampling.caps,
             size_given=size is not None,
         )
         usual = sampler.usual_physical(CPU_BATCH if self.device.type == "cpu" else None, self.ranks.data_ranks)
@@ -384,9 +385,9 @@ class Training(Resumable):
             "steps_executed": self.steps_executed,
             "basis": basis if plan.earlier is None else f"{basis}; with the run it was forked from",
             "sampler": plan.sampler.words,
-            "size": size_in_words(plan.unit, given=plan.size_given),
+            "size": size_in_words(self.settings.sampling.drawn, given=plan.size_given),
             "noise": plan.generator,
-            "max_rows": plan.records_per_unit if plan.records_per_unit > 1 else None,
+            "max_rows": rows if (rows := max(plan.records_per_unit, plan.kept)) > 1 else None,
             "probes": self.probes.words(self.steps_executed) if self.probes is not None else None,
         }
         return acc.Privacy(plan.stated.price(steps), plan.spent(steps), details)
