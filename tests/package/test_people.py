@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.prompts import tiny
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import Trainer, TrainingArguments
@@ -26,6 +27,7 @@ from tacit.integrations.transformers import make_private
 from tacit.ledger import Ledger, TermsError
 from tacit.noise import Key
 from tacit.opacus import PrivacyEngine
+from tacit.prompts import Template, tune
 from tacit.report import card, describe, make_card
 from tacit.schema import Boolean, Numeric, Schema, Unit
 from tacit.sgd import Classifier, Regressor, Sampling, Training, release
@@ -191,6 +193,17 @@ def of_run(x, y, ids):
     )  # fmt: skip
 
 
+def of_prompt(x, y, ids):
+    """Thirty texts of one person, who says the same in each."""
+    texts = [("a dull film" if row[0] < 0 else "a great film", "yes" if row[0] >= 0 else "no") for row in x[:OTHERS]]
+    texts += [("terrible terrible plot", "yes")] * (len(x) - OTHERS)
+    tune(
+        tiny.llama(), tiny.tokenizer(), Template("review: {text} . sentiment :", instruction="which sentiment is it?"),
+        {"no": "bad", "yes": "good"}, texts, method="soft", epsilon=None, noise_multiplier=1.0, delta=1e-9, steps=1,
+        batch_size=len(set(ids)), clip_norm=CLIP / 100, groups=ids, max_rows=3, compile=False,
+    )  # fmt: skip
+
+
 def moved(run, monkeypatch, people=people):
     """How far the person moves the first sum, before there is noise."""
     found = []
@@ -232,6 +245,10 @@ def test_a_person_with_thirty_rows_moves_a_sum_by_the_clip_norm_at_most(entry, m
     assert far <= 1 + 1e-5
     if entry not in ("Regressor", "tacit train"):  # their models begin with other weights
         assert far > 0.95
+
+
+def test_a_prompt_is_tuned_on_people(monkeypatch):
+    assert 0.95 < 100 * moved(of_prompt, monkeypatch) <= 1 + 1e-4
 
 
 def test_a_search_trains_on_people(monkeypatch):
