@@ -78,7 +78,7 @@ def step_times(
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         runs[name] = sgd.Training(
             model, optimizer, nn.CrossEntropyLoss(reduction="none"), (x, y), steps=steps, noise_multiplier=1.0,
-            delta=1e-6, sampler="fixed", check="never", compile=False, **terms,
+            delta=1e-6, sampler="fixed", compile=False, **terms,
         )  # fmt: skip
     taken: dict[str, list[float]] = {name: [] for name in runs}
     for batches in zip(*runs.values(), strict=True):

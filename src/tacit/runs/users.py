@@ -45,8 +45,8 @@ class Crowd:
             kept = self.users * most
             if self.batch <= kept:
                 rate = self.batch / kept
-                people = self.users * (1 - (1 - rate) ** most)
-                found.append(self._way("rows", most, self.batch, rate, people, most))
+                seen = self.users * (1 - (1 - rate) ** most)
+                found.append(self._way("rows", most, self.batch, rate, seen, most))
         return found
 
     def _caps(self) -> Iterator[int]:

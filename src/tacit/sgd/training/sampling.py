@@ -230,6 +230,10 @@ class FixedSize(_EachStep):
     name: ClassVar[str] = "fixed"
     adjacency: ClassVar[str] = "zero-out"
 
+    @property
+    def largest(self) -> int | None:
+        return self.batch_size
+
     def draw(self, key: Key, step: int, units: int) -> Indices:
         words = uniform(key, step, units)
         if self.batch_size == units:
@@ -254,6 +258,10 @@ class Chunks(_EachPass):
 
     name: ClassVar[str] = "chunks"
     adjacency: ClassVar[str] = "zero-out"
+
+    @property
+    def largest(self) -> int | None:
+        return self.batch_size
 
     @property
     def apart(self) -> int:

@@ -121,11 +121,13 @@ def stored(
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     made = _known(folder, asked)
     if not made["whole"]:
-        parts = [source] if files is None else [functools.partial(_frames, file) for file in files]
+        parts: list[Callable[[], Iterator[Any]]] = [lambda: source]
+        if files is not None:
+            parts = [functools.partial(_frames, file) for file in files]
         total = None if files is None else sum(_height(file) for file in files)
         with _bar(folder, total, made["rows"]) as advance:
             for part in parts[made["parts"] :]:
-                _copy(part() if files is not None else part, folder, made, advance)
+                _copy(part(), folder, made, advance)
         if made["rows"] == 0:
             raise ValueError("the data are empty: there is no record to train on")
         made["whole"] = True
