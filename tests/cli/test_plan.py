@@ -100,3 +100,22 @@ def test_a_mistake_is_told(words, message):
     assert told.exit_code in (1, 2)
     assert message in told.output
     assert "Traceback" not in told.output
+
+
+def test_people_and_rows_are_compared_from_public_numbers():
+    usual = ["--users", "2000", "--rows-per-user", "6", "--epsilon", "2", "--delta", "1e-6", "--steps", "100"]
+    told = json.loads(tacit(*usual, "--batch", "200", "--json").stdout)
+    ways = {(way["draw"], way["max_rows"]): way for way in told["ways"]}
+    assert set(ways) == {(draw, most) for draw in ("units", "rows") for most in (1, 2, 4, 6)}
+    for (draw, most), way in ways.items():
+        rate = way["batch_size"] / (2000 * (most if draw == "rows" else 1))
+        run = acc.PoissonSampled(acc.Gaussian(way["noise"]), rate) * 100
+        group = most if draw == "rows" else 1
+        assert acc.epsilon(run, 1e-6, group=group).upper == pytest.approx(2.0, rel=1e-4)
+        assert way["noise_of_a_step"] == way["noise"] / way["batch_size"]
+    least = min(way["noise_of_a_step"] for way in ways.values())
+    assert told["cheapest"]["noise_of_a_step"] <= 1.01 * least
+    shown = tacit(*usual, "--batch", "200")
+    assert "cheapest: draw='units', max_rows=1, batch_size=200" in shown.stdout
+    assert tacit("--users", "10", "--epsilon", "1").exit_code == 2
+    assert tacit(*usual, "labsup").exit_code == 2

@@ -129,6 +129,6 @@ def test_a_trainer_whose_warm_up_changed_takes_a_new_key(tmp_path):
         made(0).train()
 
 
-def test_a_unit_that_a_trainer_cannot_protect_is_refused():
-    with pytest.raises(acc.UnitError, match="protects one record, not one patient"):
+def test_a_unit_without_ids_is_refused():
+    with pytest.raises(acc.UnitError, match="'patient' is only a word"):
         PrivateRun(noise_multiplier=1.0, target_epsilon=None, target_delta=1e-5, max_grad_norm=1.0, unit="patient")

@@ -234,7 +234,8 @@ class PoissonSampled(Mechanism):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Accumulated(Mechanism):
-    """``draws`` independent Poisson draws whose sums are added up under one noise (gradient accumulation).
+    """``draws`` independent Poisson draws whose sums are added up under one noise (gradient accumulation), or one draw
+    of records of which a unit owns up to ``draws``.
 
     A record may be in several of the draws and moves the sum once for each: Binomial(draws, rate) times. That is the
     pair of a group of ``draws`` records in a single draw, and it is priced as such.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,8 @@ No record is read. Time is measured, and memory estimated, on random inputs with
 [bold]Examples[/bold]
 
     $ tacit plan labsup --epsilon 1 --delta 1e-6 --epochs 20 --batch 1024
+
+    $ tacit plan --users 20000 --rows-per-user 40 --epsilon 2 --delta 1e-6 --steps 2000 --batch 512
 
     $ tacit plan --schema clinic.toml --examples 20000 --epsilon 3 --delta 1e-6 --epochs 30 --batch 512 --model mlp
 """
@@ -42,10 +45,15 @@ def plan(
     batch: Annotated[int, typer.Option(help="Expected batch size.")] = 256,
     model: Annotated[str, typer.Option(help="linear, mlp, cnn, or your own module:factory.")] = "mlp",
     adjacency: Annotated[str, typer.Option(help="add-remove, replace-one or zero-out.")] = "add-remove",
+    users: Annotated[
+        int | None, typer.Option(help="The public number of people: compare drawing people with drawing rows.")
+    ] = None,
+    rows_per_user: Annotated[int | None, typer.Option(help="How many rows each of them has, about.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")] = False,
 ) -> None:
     """Show the noise, ε by each accountant, time and memory of a run, and which change would help most."""
-    public, rows = _public(data, schema, examples, target, tuple(without or ()))
+    people = _people(users, rows_per_user, named=data is not None or schema is not None)
+    public, rows = (None, people[0] * people[1]) if people else _public(data, schema, examples, target, without or ())
     if epsilon is None or not 0 < epsilon < math.inf:
         fail("give --epsilon, a number above 0", EXIT_USAGE)
     if delta is None or not 0 < delta < 1:
@@ -57,6 +65,10 @@ def plan(
     count = steps if steps is not None else math.ceil(float(epochs or 0) * math.ceil(rows / batch))
     if count < 1:
         fail("a run has at least one step", EXIT_USAGE)
+    if public is None:
+        assert people is not None
+        _compare(people, batch, count, epsilon, delta, adjacency, as_json=as_json)
+        return
     from tacit import accounting as acc
     from tacit.runs.models import ModelRefused
     from tacit.runs.plan import Case, describe
@@ -74,8 +86,52 @@ def plan(
         _tell(told)
 
 
+def _people(users: int | None, rows: int | None, *, named: bool) -> tuple[int, int] | None:
+    """How many people and rows of each, where they are asked about."""
+    if users is None and rows is None:
+        return None
+    if users is None or rows is None or users < 1 or rows < 1:
+        fail("give --users and --rows-per-user together, whole numbers above 0", EXIT_USAGE)
+    if named:
+        fail("--users needs no data: leave out the data set and --schema", EXIT_USAGE)
+    return users, rows
+
+
+def _compare(
+    people: tuple[int, int], batch: int, steps: int, epsilon: float, delta: float, adjacency: str, *, as_json: bool
+) -> None:
+    """People drawn, or rows drawn: what each costs."""
+    from tacit import accounting as acc
+    from tacit.runs.users import Crowd, cheapest
+
+    try:
+        ways = Crowd(*people, batch, steps, epsilon, delta, adjacency).ways()
+    except acc.AccountingError as error:
+        fail(str(error))
+    best = cheapest(ways)
+    if as_json:
+        typer.echo(json.dumps({"ways": ways, "cheapest": best}, indent=2, ensure_ascii=False))
+        return
+    typer.echo(f"{people[0]:,} people with {people[1]:,} rows each, {batch:,} rows a step, {steps:,} steps")
+    typer.echo(f"  ε = {epsilon:g} at δ = {delta:g} for one person with all their rows ({adjacency})\n")
+    typer.echo("drawn  max rows  batch size  noise multiplier  noise of a step  at best  people a step  rows used")
+    for way in ways:
+        mark = "  <- least noise" if way == best else ""
+        typer.echo(
+            f"{way['draw']:<5}  {way['max_rows']:>8,}  {way['batch_size']:>10,}  {way['noise']:>16.4f}  "
+            f"{way['noise_of_a_step']:>15.3g}  {way['noise_at_best']:>7.3g}  {way['people_in_a_step']:>13,.0f}  "
+            f"{way['share_of_rows']:>9.1%}{mark}"
+        )
+    typer.echo(
+        "\nNoise of a step: on the mean of what was clipped, for each parameter, in clip norms of a single row. The\n"
+        "mean of k rows of a person is as long as a row where they are alike, and up to √k times shorter where they\n"
+        "differ: then a smaller clip norm gives the noise 'at best'."
+    )
+    typer.echo(f"cheapest: draw={best['draw']!r}, max_rows={best['max_rows']}, batch_size={best['batch_size']}")
+
+
 def _public(
-    data: str | None, schema: Path | None, examples: int | None, target: str | None, without: tuple[str, ...]
+    data: str | None, schema: Path | None, examples: int | None, target: str | None, without: Sequence[str]
 ) -> tuple[Schema, int]:
     """The public schema and size; the data themselves are not opened."""
     from tacit import datasets
@@ -100,7 +156,7 @@ def _public(
     if size < 1:
         fail(f"--examples is a whole number, 1 or more, not {size}", EXIT_USAGE)
     try:
-        found = found.predicting(target, without)
+        found = found.predicting(target, tuple(without))
     except SchemaError as error:
         fail(f"--{'target' if target is not None else 'without'}: {error}", EXIT_USAGE)
     if found.target is None:

@@ -30,9 +30,7 @@ from tacit.ledger import Ledger, OperatorView
 from tacit.ledger.surroundings import SearchRefused
 from tacit.opacus.data_loader import DPDataLoader, batch_size_of
 from tacit.opacus.validators import ModuleValidator
-from tacit.sgd.hooked.draws import PrivateBatches
 from tacit.sgd.hooked.loop import Loop, warn_about_noise
-from tacit.sgd.training.sampling import Poisson
 
 try:
     import lightning.pytorch as pl
@@ -77,8 +75,9 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
 
     Guarantee:
         Everything computed from the weights is (``privacy.claim``, ``target_delta``)-DP for zeroing out one record of
-        the train loader's data set, over all runs of this callback. The whole plan is claimed, whatever stops a run,
-        unless :meth:`stop` says otherwise. Metrics on a private validation set are not covered.
+        the train loader's data set (with ``groups``, one person with all their records), over all runs of this
+        callback. The whole plan is claimed, whatever stops a run, unless :meth:`stop` says otherwise. Metrics on a
+        private validation set are not covered.
 
     Args:
         target_delta: The δ of the guarantee, strictly between 0 and 1.
@@ -95,12 +94,16 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
         ledger: Where all planned steps are charged, before the first one. Default: no ledger.
         dataset: The name under which the data are registered in ``ledger``. Give both or neither.
         purpose: A public note that is stored with the charge.
-        unit: Whom the guarantee protects. Only ``"record"`` is possible here.
+        unit: The name of what is protected, such as ``"patient"``. It needs ``groups``. Default: ``"record"``, and
+            ``"person"`` with ``groups``.
+        groups: Whose each record of the train loader's data set is: one id per record, or the name of a column of the
+            data set. People are then drawn, batch sizes count people, and each shows one record a step. Default: every
+            record is its own unit.
 
     Raises:
         ValueError: If not exactly one of ``noise_multiplier`` and ``target_epsilon`` is given, or ``target_delta`` is
             out of range.
-        UnitError: If ``unit`` is not ``"record"``.
+        UnitError: If ``unit`` names something other than a record, without ``groups``.
         TermsError: If the ledger is registered for another unit or adjacency.
 
     Example:
@@ -123,7 +126,8 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
         ledger: Ledger | None = None,
         dataset: str | None = None,
         purpose: str = "",
-        unit: str = "record",
+        unit: str | None = None,
+        groups: Any = None,
     ) -> None:
         self.run = PrivateRun(
             noise_multiplier=noise_multiplier,
@@ -135,6 +139,7 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
             dataset=dataset,
             purpose=purpose,
             unit=unit,
+            groups=groups,
         )
         self.batch_first = batch_first
         self.show_private, self.public_logs = show_private, frozenset(public_logs)
@@ -285,9 +290,8 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
             )
         rank, world = trainer.global_rank, trainer.world_size
         expected = batch_size_of(loader) * parts * world
-        sampler = Poisson(len(dataset), min(expected, len(dataset)))
-        self.run.batches = PrivateBatches(sampler, None, len(dataset), parts=parts, share=(rank, world))
-        self._loader = DPDataLoader.from_data_loader(loader, batches=self.run.batches, batch_first=self.batch_first)
+        batches = self.run.draw_from(dataset, expected, parts=parts, share=(rank, world))
+        self._loader = DPDataLoader.from_data_loader(loader, batches=batches, batch_first=self.batch_first)
         return self._loader
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -31,12 +31,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tacit import accounting as acc
+from tacit.accounting.base import unit_of
 from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import Ledger, LedgerError, OperatorView
 from tacit.noise.keys import Key
 from tacit.opacus.accountants import IAccountant, create_accountant
 from tacit.sgd.hooked.draws import PrivateBatches, Spent
 from tacit.sgd.hooked.loop import Loop
+from tacit.sgd.hooked.owners import GIVE, Owners
 from tacit.sgd.hooked.prepaid import Prepaid, check_charged, check_terms, planned, recognised
 from tacit.sgd.training import checkpoint, identity
 from tacit.sgd.training.checkpoint import CheckpointError, key_folder
@@ -101,7 +103,8 @@ class PrivateRun:
     """The private runs inside a trainer; give ``noise_multiplier`` or ``target_epsilon``.
 
     ``ledger`` and ``dataset`` (its name there) say where all planned steps are charged when a run begins. ``unit`` is
-    ``"record"``: another one is refused, because a trainer's loop does not know whose records are whose.
+    a record; with ``groups``, one id for each record or the name of a column of the data set, it is their owner, of
+    whom a batch has one record at most.
 
     Guarantee: everything computed from the weights of all runs together is (``privacy.claim``, δ)-DP for
     zeroing out one record, whatever made a run stop. Each release is that of :class:`~tacit.sgd.hooked.loop.Loop`.
@@ -118,14 +121,11 @@ class PrivateRun:
         ledger: Ledger | None = None,
         dataset: str | None = None,
         purpose: str = "",
-        unit: str = "record",
+        unit: str | None = None,
+        groups: Any = None,
     ) -> None:
-        if unit != "record":
-            raise acc.UnitError(
-                f"a trainer's loop protects one record, not one {unit}, because it does not know whose record each is. "
-                "Use tacit.sgd.Training with groups=, one id for each record"
-            )
-        check_terms(ledger, dataset, Poisson.adjacency)
+        self.unit, self.groups = unit_of(unit, owned=groups is not None, ids=GIVE), groups
+        check_terms(ledger, dataset, Poisson.adjacency, self.unit)
         self.ledger, self.dataset, self.purpose = ledger, dataset, purpose
         #: The fingerprint of the records under the ledger's secret.
         self._read: str | None = None
@@ -154,6 +154,15 @@ class PrivateRun:
         self._same_noise = False
 
     # -- beginning --------------------------------------------------------------------------------------------------
+
+    def draw_from(
+        self, dataset: Any, expected: int, *, parts: int, share: tuple[int, int] = (0, 1), named: Any = None
+    ) -> PrivateBatches:
+        """The batches of the run, of ``expected`` units; ``named`` is the data set whose column ``groups`` may name."""
+        owners = Owners.of(self.groups, self.unit, dataset if named is None else named)
+        sampler = Poisson(owners.size, min(expected, owners.size))
+        self.batches = PrivateBatches(sampler, None, owners.size, parts=parts, share=share, owners=owners)
+        return self.batches
 
     def stamp(
         self,
@@ -190,6 +199,7 @@ class PrivateRun:
             "noise": self.noise_multiplier,
             "parameters": [[n, list(p.shape)] for n, p in model.named_parameters() if p.requires_grad],
             "data": [getattr(dataset, "_fingerprint", None), contents],
+            **({"owners": owned} if (owned := self.batches.owners and self.batches.owners.digest) else {}),
             "code": {part: name.hex() for part, (_, name) in self._parts.items() if name is not None},
             "random": os.urandom(16).hex() if at_random or unnamed else "",
         }
@@ -303,7 +313,7 @@ class PrivateRun:
 
     def _steps_of_this_key(self, loop: Loop, plan: Plan) -> Spent:
         """All steps that are planned with this key; those that were made with another are counted as they were."""
-        found = Spent(plan.sampler, loop.spent.elements)
+        found = Spent(plan.sampler, loop.spent.elements, plan.unit)
         found.name = loop.spent.name
         steps = plan.steps - (loop.steps - len(loop.spent))
         if steps > 0:
@@ -330,7 +340,9 @@ class PrivateRun:
             noise = float(self.saved["noise_multiplier"])
         if noise is not None:
             # Without a ledger nobody asks for the price of the plan.
-            return planned(sampler, steps, float(noise), self.delta, elements if self.ledger is not None else 0)
+            return planned(
+                sampler, steps, float(noise), self.delta, elements if self.ledger is not None else 0, self.unit
+            )
         return make_plan(
             sampler,
             steps=steps,
@@ -340,6 +352,7 @@ class PrivateRun:
             delta=self.delta,
             adjacency=sampler.adjacency,
             elements=elements,
+            unit=self.unit,
         )
 
     def _pay(self, plan: Plan) -> None:
@@ -376,7 +389,9 @@ class PrivateRun:
                 paid = Prepaid(ledger, dataset, plan)
                 paid.adopt({**entry, "left": 0})
                 return paid
-        rest = plan if not done else planned(plan.sampler, plan.steps - done, plan.noise[0], plan.delta, plan.elements)
+        rest = plan
+        if done:
+            rest = planned(plan.sampler, plan.steps - done, plan.noise[0], plan.delta, plan.elements, plan.unit)
         paid = Prepaid(ledger, dataset, rest, purpose=self.purpose, data=self._read)
         paid.begin()
         return paid
@@ -523,6 +538,7 @@ class PrivateRun:
             steps_executed=len(self.accountant),
             basis=self.basis,
             sampler=self.batches.sampler.words,
+            max_rows=self.batches.max_rows,
         )
 
     def diagnostics(self) -> OperatorView:

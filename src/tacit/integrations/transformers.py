@@ -30,9 +30,7 @@ from tacit.ledger.surroundings import count_or_refuse
 from tacit.opacus.data_loader import DPDataLoader
 from tacit.sgd.gradients import company
 from tacit.sgd.gradients.randomness import remember
-from tacit.sgd.hooked.draws import PrivateBatches
 from tacit.sgd.hooked.loop import warn_about_noise
-from tacit.sgd.training.sampling import Poisson
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -112,9 +110,10 @@ class PrivacyCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
                 "an iterable train_dataset cannot be sampled privately: it needs a length and records by index. "
                 "See: tacit explain unsupported-loader"
             )
-        sampler = Poisson(len(dataset), min(batch_size * parts, len(dataset)))
-        # The key comes when the run begins: only then it is known whether it is a resumed one.
-        batches = self.run.batches = PrivateBatches(sampler, None, len(dataset), parts=parts)
+        # The key comes when the run begins: only then it is known whether it is a resumed one. The trainer takes
+        # columns out of the loader's data set that the model does not read, such as ids.
+        whole = self.trainer.train_dataset if isinstance(self.run.groups, str) else None
+        batches = self.run.draw_from(dataset, batch_size * parts, parts=parts, named=whole)
         self.private = DPDataLoader.from_data_loader(plain, batches=batches)
         return self.private
 
@@ -406,15 +405,17 @@ def make_private(
     ledger: Ledger | None = None,
     dataset: str | None = None,
     purpose: str = "",
-    unit: str = "record",
+    unit: str | None = None,
+    groups: Any = None,
 ) -> Trainer:
     """Make a ``Trainer`` private. Call it before ``train()``.
 
     Guarantee:
         Everything computed from the weights is (``trainer.privacy.claim``, ``target_delta``)-DP for zeroing out one
-        record of ``train_dataset``, over all calls of ``train()``. The whole plan is claimed, whatever stops a run,
-        unless ``trainer.private_run.stop(reason, looked_at_results=False)`` says otherwise. Metrics on a private
-        evaluation set are not covered.
+        record of ``train_dataset`` (with ``groups``, one person with all their records), over all calls of ``train()``.
+        The whole plan is claimed, whatever stops a run, unless
+        ``trainer.private_run.stop(reason, looked_at_results=False)`` says otherwise. Metrics on a private evaluation
+        set are not covered.
 
     Args:
         trainer: The trainer. It stays the same object and gets a private subclass of its class.
@@ -432,7 +433,11 @@ def make_private(
         ledger: Where all planned steps are charged, before the first one. Default: no ledger.
         dataset: The name under which the data are registered in ``ledger``. Give both or neither.
         purpose: A public note that is stored with the charge.
-        unit: Whom the guarantee protects. Only ``"record"`` is possible here.
+        unit: The name of what is protected, such as ``"patient"``. It needs ``groups``. Default: ``"record"``, and
+            ``"person"`` with ``groups``.
+        groups: Whose each record of ``train_dataset`` is: one id per record, or the name of a column of the data set.
+            People are then drawn, batch sizes count people, and each shows one record a step. Default: every record is
+            its own unit.
 
     Returns:
         The same trainer.
@@ -441,7 +446,7 @@ def make_private(
         ValueError: If not exactly one of ``noise_multiplier`` and ``target_epsilon`` is given, the trainer is private
             already, uses fp16, ``auto_find_batch_size`` or label smoothing without ``loss``, or has a loss of its own
             while ``loss`` is not given.
-        UnitError: If ``unit`` is not ``"record"``.
+        UnitError: If ``unit`` names something other than a record, without ``groups``.
         TermsError: If the ledger is registered for another unit or adjacency.
 
     Example:
@@ -457,6 +462,7 @@ def make_private(
         dataset=dataset,
         purpose=purpose,
         unit=unit,
+        groups=groups,
     )
     if isinstance(trainer, PrivateMixin):
         raise ValueError("the trainer is private already")

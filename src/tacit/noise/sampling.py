@@ -19,7 +19,7 @@ from tacit.noise.keys import Key
 #: Records whose words are drawn at a time.
 _AT_ONCE = 1 << 18
 #: Records that are listed in one call. It asks for memory for all of them, and touches what those who take part need.
-_LISTED = 1 << 24
+_LISTED = 1 << 22
 
 
 def uniform(key: Key, step: int, n: int, *, offset: int = 0) -> npt.NDArray[np.uint64]:
@@ -106,10 +106,15 @@ def taking_part(key: Key, step: int, n: int, rate: float) -> npt.NDArray[np.int6
     """
     _check_range(n, 0)
     threshold, (library, _) = bernoulli_threshold(rate), native.load()
-    if library is None or threshold == 2**64:
-        return np.flatnonzero(bernoulli_mask(key, step, n, rate)).astype(np.int64)
     words = key.stream("uniform", step, 0)
-    parts = [library.below(words, s, min(_LISTED, n - s), threshold) for s in range(0, n, _LISTED)]
+
+    def listed(start: int, count: int) -> npt.NDArray[np.int64]:
+        if library is None or threshold == 2**64:
+            return start + np.flatnonzero(bernoulli_mask(key, step, count, rate, offset=start)).astype(np.int64)
+        found = library.below(words, start, count, threshold)
+        return found if n <= _LISTED else found.copy()  # without the room for all of them
+
+    parts = [listed(start, min(_LISTED, n - start)) for start in range(0, n, _LISTED)]
     return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.int64), *parts])
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 from torch import nn
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
+from tacit.accounting.errors import PrivacyWarning
+from tacit.sgd.hooked.loop import Loop
 from tacit.sgd.release import AdaptiveClipping
-from tacit.sgd.training.sampling import Sampler
+from tacit.sgd.training.sampling import Chunks, Poisson, Sampler
 
 MODES = ("hooks", "ew", "functorch", "ghost", "ghost_fsdp", "no_op", "tp")
 _ADAPTIVE = (
@@ -91,3 +95,48 @@ def by_both_names(module: nn.Module) -> nn.Module:
     if not hasattr(module, "_module"):
         vars(module)["_module"] = module
     return module
+
+
+def say_what_is_kept(loop: Loop, state: dict[str, Any]) -> None:
+    """Say aloud where a checkpoint has another noise or clip norm than the run, which keeps its own."""
+    for name, own in (("noise_multiplier", loop.noise_multiplier), ("max_grad_norm", loop.clip_norm)):
+        if state.get(name, own) != own:
+            warnings.warn(
+                f"the checkpoint was saved with {name} {state[name]}; this run keeps its own, {own}, as given to "
+                "make_private. Earlier steps are priced with the noise they had",
+                PrivacyWarning,
+                stacklevel=3,
+            )
+
+
+class Hooks:
+    """What ``wrap_model=False`` returns: its ``cleanup()`` takes the hooks off the model."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    def cleanup(self) -> None:
+        """Take the hooks off the model."""
+        self._loop.close()
+
+
+def say_how_it_draws(sampler: Sampler, data_loader: DataLoader[Any]) -> None:
+    """Say aloud what a loader's own way of choosing batches becomes."""
+    if isinstance(sampler, Chunks):
+        warnings.warn(
+            "poisson_sampling=False over a loader without shuffle is priced with no amplification by sampling: the "
+            "order of the batches is known. Expect a much larger ε. It holds for zeroing out one record. With "
+            "shuffle=True each record falls into a batch of each pass at random, which is amplified",
+            PrivacyWarning,
+            stacklevel=5,
+        )
+    elif data_loader.drop_last:
+        warnings.warn("drop_last has no meaning for batches that differ in size: none is dropped", stacklevel=5)
+    inner = getattr(data_loader.batch_sampler, "sampler", None)
+    if isinstance(sampler, Poisson) and type(inner) not in (RandomSampler, SequentialSampler, type(sampler)):
+        kind = type(inner or data_loader.batch_sampler).__name__
+        warnings.warn(
+            f"{kind} does not choose the batches of private training: every record is drawn with the same "
+            "probability, batch size / number of records. To make some records count more, weight their losses",
+            stacklevel=5,
+        )

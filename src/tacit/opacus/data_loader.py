@@ -212,7 +212,8 @@ def switch_generator(*, data_loader: DataLoader[Any], generator: Any) -> DataLoa
         own = data_loader.batch_sampler
         if data_loader.loop is not None:
             raise ValueError("this loader draws by the key of its run: switch the generator before make_private")
-        again = PrivateBatches(own.sampler, _key(generator).derive("sampler"), own.units, blank=own.blank)
+        key = _key(generator).derive("sampler")
+        again = PrivateBatches(own.sampler, key, own.units, blank=own.blank, owners=own.owners)
         return DPDataLoader.from_data_loader(data_loader, batches=again)
     batches = data_loader.batch_sampler
     if not isinstance(batches, BatchSampler) or not hasattr(batches.sampler, "generator"):
@@ -242,8 +243,8 @@ def batch_size_of(data_loader: DataLoader[Any]) -> int:
     return int(size)
 
 
-def sampler_of(data_loader: DataLoader[Any], *, poisson: bool) -> Sampler:
-    """The private sampler in place of a loader's own: rate = batch size / number of records."""
+def sampler_of(data_loader: DataLoader[Any], *, poisson: bool, units: int | None = None) -> Sampler:
+    """The private sampler in place of a loader's own: rate = batch size / number of records, or of ``units``."""
     dataset = data_loader.dataset
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise ValueError(
@@ -253,17 +254,17 @@ def sampler_of(data_loader: DataLoader[Any], *, poisson: bool) -> Sampler:
     if len(dataset) == 0:
         raise ValueError("the data set has no records")
     own: Any = getattr(data_loader.batch_sampler, "sampler", None)
+    size = len(dataset) if units is None else units
     if isinstance(data_loader.batch_sampler, PrivateBatches) and isinstance(own, Poisson):
-        if own.size != len(dataset):
-            raise ValueError("the loader's sampler and its data set have different numbers of records")
+        if own.size != size:
+            raise ValueError("the loader's sampler and its data set have different numbers of records or owners")
         return own  # a Poisson loader already: its own rate, drawn by the key of this run
-    size, batch = len(dataset), batch_size_of(data_loader)
-    batch = min(batch, size)
+    batch = min(batch_size_of(data_loader), size)
     if poisson:
         return Poisson(size, batch)
     inner: Any = getattr(data_loader.batch_sampler, "sampler", None)
     plain = type(data_loader.batch_sampler) is BatchSampler
-    if plain and type(inner) is RandomSampler and not inner.replacement and inner.num_samples == size:
+    if plain and type(inner) is RandomSampler and not inner.replacement and inner.num_samples == len(dataset):
         # Drawn by the key of the run, as every loader here is: each record falls into one batch of each pass at random.
         return RandomBins(size, batch)
     if plain and type(inner) is SequentialSampler:

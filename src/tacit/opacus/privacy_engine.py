@@ -13,13 +13,24 @@ from typing import IO, Any, BinaryIO
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader
 
 from tacit import accounting as acc
+from tacit.accounting.base import unit_of
 from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import Ledger, OperatorView
 from tacit.opacus.accountants import IAccountant, create_accountant
-from tacit.opacus.arguments import adaptive_clipping, by_both_names, check_clipping, check_module, check_words, elements
+from tacit.opacus.arguments import (
+    Hooks,
+    adaptive_clipping,
+    by_both_names,
+    check_clipping,
+    check_module,
+    check_words,
+    elements,
+    say_how_it_draws,
+    say_what_is_kept,
+)
 from tacit.opacus.data_loader import DPDataLoader, _key, sampler_of
 from tacit.opacus.layers.saved import unwrapped
 from tacit.opacus.optimizers import (
@@ -32,10 +43,11 @@ from tacit.opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientCl
 from tacit.opacus.validators import ModuleValidator
 from tacit.sgd.hooked.draws import PrivateBatches
 from tacit.sgd.hooked.loop import Loop, warn_about_noise
+from tacit.sgd.hooked.owners import GIVE, Owners
 from tacit.sgd.hooked.prepaid import Asked, Prepaid, check_charged, check_terms, planned
 from tacit.sgd.training.checkpoint import CheckpointError
 from tacit.sgd.training.plan import Plan, make_plan
-from tacit.sgd.training.sampling import Chunks, Poisson, RandomBins, Sampler, run_length
+from tacit.sgd.training.sampling import Poisson, RandomBins, Sampler, run_length
 
 Path = str | os.PathLike[str] | BinaryIO | IO[bytes]
 
@@ -45,10 +57,10 @@ class PrivacyEngine:
 
     Guarantee:
         Everything computed from the weights is (``get_epsilon(delta)``, ``delta``)-DP for adding or removing one
-        record, at the sampling rate and number of steps that were used. With ``poisson_sampling=False`` and a loader
-        that does not shuffle it is so for zeroing out one record. The number of steps must not have been chosen by
-        looking at results on the private data. The rate follows from the number of records, so :meth:`privacy` treats
-        that number as public and states zero-out.
+        record (with ``groups``, one person with all their records), at the sampling rate and number of steps that were
+        used. With ``poisson_sampling=False`` and a loader that does not shuffle it is so for zeroing out one. The
+        number of steps must not have been chosen by looking at results on the private data. The rate follows from the
+        number of records (or people), so :meth:`privacy` treats that number as public and states zero-out.
 
     Args:
         accountant: ``"prv"`` (default), ``"rdp"`` or ``"gdp"``. All three give tacit's certified ε.
@@ -57,9 +69,15 @@ class PrivacyEngine:
         ledger: Where each run is charged, in full, before its first step. Default: no ledger.
         dataset: The name under which the data are registered in ``ledger``. Give both or neither.
         purpose: A public note that is stored with the charge.
+        unit: The name of what is protected, such as ``"patient"``. It needs ``groups``. Default: ``"record"``, and
+            ``"person"`` with ``groups``.
+        groups: Whose each record of the loader's data set is: one id per record, or the name of a column of the data
+            set. People are then drawn, batch sizes count people, and each shows one record a step. Default: every
+            record is its own unit.
 
     Raises:
         ValueError: If only one of ``ledger`` and ``dataset`` is given, or ``accountant`` is unknown.
+        tacit.accounting.UnitError: If ``unit`` names something other than a record, without ``groups``.
         TypeError: If ``accountant`` is later set to something that is not a tacit accountant.
 
     Example:
@@ -87,7 +105,10 @@ class PrivacyEngine:
         ledger: Ledger | None = None,
         dataset: str | None = None,
         purpose: str = "",
+        unit: str | None = None,
+        groups: Any = None,
     ) -> None:
+        self.unit, self.groups = unit_of(unit, owned=groups is not None, ids=GIVE), groups
         if (ledger is None) != (dataset is None):
             raise ValueError("give ledger= and dataset= together: the ledger, and the name of the data in it")
         self.ledger, self.purpose = ledger, purpose
@@ -180,7 +201,7 @@ class PrivacyEngine:
                 normalisation.
             BudgetExceeded: If the ledger's budget does not cover the run.
         """
-        sampler = sampler_of(data_loader, poisson=poisson_sampling)
+        owners, sampler = self._drawn(data_loader, poisson_sampling)
         plan = self._plan(module, sampler, float(noise_multiplier), epochs, steps, target_delta)
         return self._make(
             module=module,
@@ -188,6 +209,7 @@ class PrivacyEngine:
             criterion=criterion,
             data_loader=data_loader,
             sampler=sampler,
+            owners=owners,
             noise_multiplier=noise_multiplier,
             max_grad_norm=max_grad_norm,
             batch_first=batch_first,
@@ -272,7 +294,7 @@ class PrivacyEngine:
                 PrivacyWarning,
                 stacklevel=2,
             )
-        sampler = sampler_of(data_loader, poisson=poisson_sampling)
+        owners, sampler = self._drawn(data_loader, poisson_sampling)
         plan = make_plan(
             sampler,
             steps=sampler.steps_per_epoch * int(epochs),
@@ -282,6 +304,7 @@ class PrivacyEngine:
             delta=target_delta,
             adjacency=sampler.adjacency,
             elements=elements(module),
+            unit=self.unit,
         )
         return self._make(
             module=module,
@@ -289,6 +312,7 @@ class PrivacyEngine:
             criterion=criterion,
             data_loader=data_loader,
             sampler=sampler,
+            owners=owners,
             noise_multiplier=plan.noise[0],
             max_grad_norm=max_grad_norm,
             batch_first=batch_first,
@@ -311,6 +335,7 @@ class PrivacyEngine:
         criterion: Any,
         data_loader: DataLoader[Any],
         sampler: Sampler,
+        owners: Owners,
         noise_multiplier: float,
         max_grad_norm: float | list[float],
         batch_first: bool,
@@ -335,7 +360,7 @@ class PrivacyEngine:
         self.validate(module=module, optimizer=optimizer, data_loader=data_loader)
         self._same_data(data_loader)
         warn_about_noise(noise_multiplier, level=4)
-        self._say(sampler, data_loader)
+        say_how_it_draws(sampler, data_loader)
         if noise_generator is not None:
             warnings.warn(
                 "noise_generator makes noise and batches repeatable: whoever knows its seed can subtract the noise",
@@ -348,9 +373,9 @@ class PrivacyEngine:
             paid.refuse_early()
         key = _key(noise_generator)
         blank = rand_on_empty and isinstance(sampler, Poisson | RandomBins)
-        records: Any = data_loader.dataset
+        drop = data_loader.drop_last
         batches = PrivateBatches(
-            sampler, key.derive("sampler"), len(records), drop_last=data_loader.drop_last, blank=blank
+            sampler, key.derive("sampler"), owners.size, drop_last=drop, blank=blank, owners=owners
         )
         loop = Loop(
             module,
@@ -383,6 +408,14 @@ class PrivacyEngine:
             return returned, private, loss, loader
         return returned, private, loader
 
+    def _drawn(self, data_loader: DataLoader[Any], poisson: bool) -> tuple[Owners, Sampler]:
+        """Whose each record is, and who is drawn."""
+        sampler = sampler_of(data_loader, poisson=poisson)
+        owners = Owners.of(self.groups, self.unit, data_loader.dataset)
+        if owners.units is not None:
+            sampler = sampler_of(data_loader, poisson=poisson, units=owners.size)
+        return owners, sampler
+
     def _plan(
         self,
         module: nn.Module,
@@ -405,10 +438,10 @@ class PrivacyEngine:
                 "the ledger is charged for the whole run before its first step: say how long the run is, with epochs= "
                 "or steps="
             )
-        check_terms(self.ledger, self._registered, sampler.adjacency)
+        check_terms(self.ledger, self._registered, sampler.adjacency, self.unit)
         length = run_length(steps, epochs, sampler)
         share = self.ledger.dataset(self._registered).charge_delta if delta is None else float(delta)
-        return planned(sampler, length, noise, share, elements(module))
+        return planned(sampler, length, noise, share, elements(module), self.unit)
 
     def _same_data(self, data_loader: DataLoader[Any]) -> None:
         if self.dataset is not None and self.dataset is not data_loader.dataset:
@@ -419,26 +452,6 @@ class PrivacyEngine:
                 stacklevel=5,
             )
         self.dataset = data_loader.dataset
-
-    def _say(self, sampler: Sampler, data_loader: DataLoader[Any]) -> None:
-        if isinstance(sampler, Chunks):
-            warnings.warn(
-                "poisson_sampling=False over a loader without shuffle is priced with no amplification by sampling: the "
-                "order of the batches is known. Expect a much larger ε. It holds for zeroing out one record. With "
-                "shuffle=True each record falls into a batch of each pass at random, which is amplified",
-                PrivacyWarning,
-                stacklevel=5,
-            )
-        elif data_loader.drop_last:
-            warnings.warn("drop_last has no meaning for batches that differ in size: none is dropped", stacklevel=5)
-        inner = getattr(data_loader.batch_sampler, "sampler", None)
-        if isinstance(sampler, Poisson) and type(inner) not in (RandomSampler, SequentialSampler, type(sampler)):
-            kind = type(inner or data_loader.batch_sampler).__name__
-            warnings.warn(
-                f"{kind} does not choose the batches of private training: every record is drawn with the same "
-                "probability, batch size / number of records. To make some records count more, weight their losses",
-                stacklevel=5,
-            )
 
     # -- the rest ---------------------------------------------------------------------------------------------------
 
@@ -513,7 +526,8 @@ class PrivacyEngine:
         Raises:
             ValueError: If ``delta`` is not strictly between 0 and 1.
         """
-        return self.accountant.privacy(delta)
+        rows = self.loops[-1].batches.max_rows if self.loops else None
+        return self.accountant.privacy(delta).with_details(max_rows=rows)
 
     def diagnostics(self) -> OperatorView:
         """Return clipped fraction and norms of the last step, for the operator. The guarantee does not cover them."""
@@ -663,7 +677,7 @@ class PrivacyEngine:
         if loop is not None and adapted and loop.adaptive is not None:
             loop.clip_norm = min(max(float(state["max_grad_norm"]), loop.clip_range[0]), loop.clip_range[1])
         if loop is not None and optimizer is not None:
-            _say_what_is_kept(loop, state)
+            say_what_is_kept(loop, state)
         return state
 
     def _take_over_budget(self, loop: Loop, state: dict[str, Any], entry: dict[str, Any] | None) -> None:
@@ -672,29 +686,6 @@ class PrivacyEngine:
             self._check_target(loop.asked, state["privacy_accountant_state_dict"])
         if loop.paid is not None:
             loop.paid.go_on(entry)
-
-
-def _say_what_is_kept(loop: Loop, state: dict[str, Any]) -> None:
-    """Say aloud where a checkpoint has another noise or clip norm than the run, which keeps its own."""
-    for name, own in (("noise_multiplier", loop.noise_multiplier), ("max_grad_norm", loop.clip_norm)):
-        if state.get(name, own) != own:
-            warnings.warn(
-                f"the checkpoint was saved with {name} {state[name]}; this run keeps its own, {own}, as given to "
-                "make_private. Earlier steps are priced with the noise they had",
-                PrivacyWarning,
-                stacklevel=3,
-            )
-
-
-class Hooks:
-    """What ``wrap_model=False`` returns: its ``cleanup()`` takes the hooks off the model."""
-
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
-
-    def cleanup(self) -> None:
-        """Take the hooks off the model."""
-        self._loop.close()
 
 
 __all__ = ["PrivacyEngine"]

@@ -311,7 +311,11 @@ def describe(training: Training, name: str, **rest: Any) -> Run:
         "basis": said["basis"],
         "generator": said["noise"],
         "covered": ("the weights after every step, and everything computed from them",),
-        "assumed": (f"{words.UNREACHED}{said['probes']}.",) if said.get("probes") else (),
+        "assumed": (
+            *((f"{words.UNREACHED}{said['probes']}.",) if said.get("probes") else ()),
+            *_capped(training),
+            *rest.pop("assumed", ()),
+        ),
         "records_public": plan.counted,
         "records": plan.sampler.size - planted if plan.counted else None,
         "self_checks": (
@@ -325,6 +329,15 @@ def describe(training: Training, name: str, **rest: Any) -> Run:
         "dataset": training.dataset,
     }
     return Run(name, privacy.mechanism, delta=plan.delta, **(usual | rest))
+
+
+def _capped(training: Training) -> tuple[str, ...]:
+    """What a run takes of a unit with many rows."""
+    plan, owners = training.plan, training.units
+    if owners is None:
+        return ()
+    several = bool(getattr(owners, "several", False))
+    return (words.cap(plan.unit, plan.records_per_unit, plan.kept, several=several),)
 
 
 def describe_fit(fitted: PrivateEstimator, name: str, **rest: Any) -> Run:

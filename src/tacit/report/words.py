@@ -206,6 +206,27 @@ def _one(part: acc.Mechanism) -> str:
     return f"{named} ({said})" if said else named
 
 
+def cap(unit: str, rows: int, kept: int = 1, *, several: bool = False) -> str:
+    """What a step takes of a unit with many rows, or with ``kept`` the run, as the card says it.
+
+    >>> print(cap("patient", 1))
+    Ids say whose each row is. A step takes at most 1 row of one patient: of more, 1 is drawn at random in each step.
+    """
+    most = f"At most {kept:,} rows of one {unit} are in the run: "
+    if several:
+        return (
+            "A row may have several owners. Who owns what is public, and neighbours differ in what the rows of one "
+            f"{unit} say. {most}others are left out, in an order that depends on no content."
+        )
+    if kept > 1:
+        return f"Ids say whose each row is. {most}of more, {kept:,} are kept, drawn at random."
+    some, drawn = ("1 row", "1 is") if rows == 1 else (f"{rows:,} rows", f"{rows:,} are")
+    return (
+        f"Ids say whose each row is. A step takes at most {some} of one {unit}: of more, {drawn} drawn at random in "
+        "each step."
+    )
+
+
 def _short(value: float) -> str:
     """A number to four digits, for a sentence; the card has all of them."""
     return number(float(f"{value:.4g}")) if isinstance(value, float) else number(value)

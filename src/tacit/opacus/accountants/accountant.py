@@ -19,6 +19,7 @@ from tacit.noise.tensor import GENERATOR
 from tacit.opacus.accountants.analysis import gdp, rdp
 from tacit.opacus.accountants.history import Entry, History
 from tacit.sgd.hooked.draws import PoissonAtRate, Spent, priced
+from tacit.sgd.training.plan import size_in_words
 from tacit.sgd.training.sampling import Sampler, make_sampler
 
 
@@ -115,11 +116,12 @@ class IAccountant:
         return self._spent(poisson=True)
 
     def _spent(self, poisson: bool) -> acc.Mechanism:
-        total: acc.Mechanism = acc.nothing()
+        runs = self._counted()
+        total = acc.nothing(runs[0].unit if runs and not self._noted else "record")
         for noise, rate, times in self._noted:
             step = acc.PoissonSampled(acc.Gaussian(noise), rate) if poisson else gdp.uniform(noise, rate)
             total = total + step * times
-        for run in self._counted():
+        for run in runs:
             total = total + run.mechanism
         return total
 
@@ -132,9 +134,9 @@ class IAccountant:
 
     def privacy(self, delta: float) -> acc.Privacy:
         """The guarantee of what was spent so far. The rate was made of the number of records, which is then public."""
-        return self._priced(delta, poisson=True, counted=True).with_details(
-            steps_executed=len(self), size="number of records treated as public", noise=GENERATOR
-        )
+        found = self._priced(delta, poisson=True, counted=True)
+        size = size_in_words(found.unit, given=False)
+        return found.with_details(steps_executed=len(self), size=size, noise=GENERATOR)
 
     def _priced(self, delta: float, *, poisson: bool, counted: bool) -> acc.Privacy:
         if not (isinstance(delta, numbers.Real) and 0 < delta < 1):
@@ -195,6 +197,7 @@ class IAccountant:
                     "releases": list(run.releases),
                     "passes": dict(run.passes),
                     "elements": run.elements,
+                    "unit": run.unit,
                 }
                 for run in self._counted()
                 if run.releases
@@ -222,7 +225,7 @@ class IAccountant:
             name, size, batch = kept["sampler"]
             rate = kept.get("rate")
             sampler = make_sampler(name, size, batch) if rate is None else PoissonAtRate(size, batch, float(rate))
-            run = Spent(sampler, kept["elements"])
+            run = Spent(sampler, kept["elements"], kept.get("unit", "record"))
             run.name = kept["name"]
             run.releases = [(float(a), int(b), int(c)) for a, b, c in kept["releases"]]
             run.passes = {int(k): float(v) for k, v in kept["passes"].items()}

@@ -23,6 +23,7 @@ from tacit.accounting.poisson import Accumulated
 from tacit.noise.keys import Key
 from tacit.noise.tensor import tail_delta
 from tacit.sgd.gradients.padding import Padded
+from tacit.sgd.hooked.owners import Owners
 from tacit.sgd.training.plan import generator_delta
 from tacit.sgd.training.sampling import Chunks, Poisson, RandomBins, Sampler
 
@@ -46,7 +47,8 @@ class Piece:
 class PrivateBatches(TorchSampler[list[int]]):
     """Batches of record numbers for a ``DataLoader(batch_sampler=…)``.
 
-    A draw is a function of the key and its number, and each number is used once. Pieces are written into ``handed`` in
+    A draw is a function of the key and its number, and each number is used once. With ``owners`` it draws among
+    ``units`` of them, and takes one record of each. Pieces are written into ``handed`` in
     the order in which they are drawn.
 
     >>> batches = PrivateBatches(Poisson(size=100, batch_size=20), Key(bytes(32)), 100)
@@ -65,17 +67,28 @@ class PrivateBatches(TorchSampler[list[int]]):
         blank: bool = False,
         parts: int | None = None,
         share: tuple[int, int] = (0, 1),
+        owners: Owners | None = None,
     ) -> None:
         self.sampler, self.units, self.physical, self.drop_last, self.blank = sampler, units, physical, drop_last, blank
         #: pieces in which every draw is handed out, for loops that take a fixed number of batches for each step
         self.parts = parts
-        self.share = share
+        self.share, self.owners = share, owners
         self.key = key
         #: pieces of the first pass that were dealt with in an earlier life of the run
         self.behind = 0
         self.next = 0
         self.handed: deque[Piece] = deque()
         self.passes = 0
+
+    @property
+    def unit(self) -> str:
+        """What is drawn, and protected."""
+        return self.owners.unit if self.owners is not None else "record"
+
+    @property
+    def max_rows(self) -> int | None:
+        """The most records of a unit in a batch, where units have several."""
+        return None if self.owners is None or self.owners.units is None else 1
 
     def __len__(self) -> int:
         steps = self.steps
@@ -108,7 +121,8 @@ class PrivateBatches(TorchSampler[list[int]]):
                 raise RuntimeError("the run has not begun: these batches have no key yet")
             chosen = self.sampler.draw(self.key, number, self.units)
             rank, world = self.share
-            yield from self._pieces(number, chosen[rank::world])
+            own = chosen[rank::world]
+            yield from self._pieces(number, own if self.owners is None else self.owners.records(own, self.key, number))
 
     def _pieces(self, number: int, chosen: Any) -> Iterator[list[int]]:
         if len(chosen) == 0 and self.parts is None:

@@ -84,7 +84,7 @@ class Loop(OneProcess):
             raise ValueError(f"noise_multiplier must be finite and not negative, not {noise_multiplier!r}")
         self.spec()
         self._elements = sum(p.numel() * (1 + p.is_complex()) for p in self.parameters.values())
-        self.spent = Spent(batches.sampler, self._elements + (adaptive is not None))
+        self.spent = Spent(batches.sampler, self._elements + (adaptive is not None), batches.unit)
         #: where a ledger pays: asked before each release
         self.paid: Prepaid | None = None
         #: the ε that was asked for, where one was

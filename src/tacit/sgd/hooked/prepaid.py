@@ -48,7 +48,7 @@ class Prepaid(OneProcess):
     """
 
     def __init__(self, ledger: Ledger, dataset: str, plan: Plan, *, purpose: str = "", data: Any = None) -> None:
-        check_terms(ledger, dataset, plan.sampler.adjacency)
+        check_terms(ledger, dataset, plan.sampler.adjacency, plan.unit)
         self.ledger, self.dataset, self.plan = ledger, dataset, plan
         #: The fingerprint of the data, or the data that it is taken of.
         self.data = data if isinstance(data, str | None) else recognised(ledger, dataset, data)
@@ -184,7 +184,7 @@ class Prepaid(OneProcess):
         self._say("the run of this checkpoint went on after it was saved, or was loaded before; its charge stays spent")
         each = 1 if isinstance(plan.sampler, Poisson) else plan.sampler.steps_per_epoch
         self.noise = float(entry["noise"])
-        self.plan = planned(plan.sampler, left * each, self.noise, plan.delta, plan.elements)
+        self.plan = planned(plan.sampler, left * each, self.noise, plan.delta, plan.elements, plan.unit)
         self.quote()
 
     def adopt(self, entry: Mapping[str, Any]) -> None:
@@ -235,13 +235,13 @@ class Asked:
     def rest(self, done: int) -> Spent:
         """The steps that the plan has left after ``done`` of them."""
         plan, left = self.plan, max(0, self.plan.steps - done)
-        found = Spent(plan.sampler, plan.elements)
+        found = Spent(plan.sampler, plan.elements, plan.unit)
         if left:
             found.add(min(plan.noise), times=left, passes=range(math.ceil(left / plan.sampler.steps_per_epoch)))
         return found
 
 
-def planned(sampler: Sampler, steps: int, noise: float, delta: float, elements: int) -> Plan:
+def planned(sampler: Sampler, steps: int, noise: float, delta: float, elements: int, unit: str = "record") -> Plan:
     """The plan of a run whose noise is given."""
     return make_plan(
         sampler,
@@ -252,26 +252,27 @@ def planned(sampler: Sampler, steps: int, noise: float, delta: float, elements: 
         delta=delta,
         adjacency=sampler.adjacency,
         elements=elements,
+        unit=unit,
     )
 
 
-def check_terms(ledger: Ledger | None, dataset: str | None, adjacency: str) -> None:
-    """Refuse a ledger whose terms are not those of a loop over records: unit, adjacency, public size."""
+def check_terms(ledger: Ledger | None, dataset: str | None, adjacency: str, unit: str = "record") -> None:
+    """Refuse a ledger whose terms are not those of a loop: unit, adjacency, public size."""
     if (ledger is None) != (dataset is None):
         raise ValueError("give ledger= and dataset= together: the ledger, and the name the data are registered under")
     if ledger is None or dataset is None:
         return
     terms = ledger.dataset(dataset)
-    if terms.unit != "record":
+    if terms.unit != unit:
         raise TermsError(
-            f"{dataset!r} is registered for one {terms.unit}, and this loop protects one record: use "
-            f"tacit.sgd.Training, which takes the ids of each {terms.unit}"
+            f"{dataset!r} is registered for one {terms.unit}, and this loop protects one {unit}: give groups=, one id "
+            f"for each record, with unit={terms.unit!r}. See: tacit explain unit-without-groups"
         )
     if terms.adjacency != adjacency:
         raise TermsError(f"{dataset!r} is registered for {terms.adjacency}, and this loop is priced for {adjacency}")
     if not terms.size_public:
         raise TermsError(
-            f"the number of records in {dataset!r} is private, and the sampling rate of this loop is made of it: use "
+            f"the number of {unit}s in {dataset!r} is private, and the sampling rate of this loop is made of it: use "
             "tacit.sgd.Training with size=, a number chosen without looking at it"
         )
 

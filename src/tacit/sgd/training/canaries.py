@@ -251,6 +251,8 @@ class AuditedTraining(Training):
             raise ValueError("a run with canaries looks into every step, and cannot be compiled: leave out compile")
         settings = dataclasses.replace(settings, execution=dataclasses.replace(settings.execution, compile=False))
         first = next(p for p in model.parameters() if p.requires_grad)
+        if settings.sampling.draw == "rows":
+            raise ValueError("a run with canaries draws units, and draw='rows' draws rows: leave out one of the two")
         if settings.sampling.groups is not None:
             if self.canaries.kind == "input":
                 raise ValueError("input canaries are single records: with groups= give a number, for gradient canaries")

@@ -137,8 +137,11 @@ class Sampling(_Plain):
         groups: Whom each record belongs to: one id per record, or the name of a column of a :func:`tacit.sgd.table`.
             Units are sampled, and the gradients of a unit are averaged and clipped once. Default: every record is its
             own unit.
-        max_rows: The most records that a unit contributes to a step. If it has more, they are drawn at random. Default:
-            1. More than 1 needs ``groups``.
+        max_rows: The most records that a unit contributes to a step, or with ``draw="rows"`` to the whole run. If it
+            has more, they are drawn at random. Default: 1. More than 1 needs ``groups``.
+        draw: ``"units"`` (default) draws units for a step; the gradients of a unit's rows are averaged and clipped
+            once. ``"rows"`` draws rows and clips each; a unit is priced as a group of ``max_rows`` rows, and a row may
+            have several owners: ``groups`` then has a list of ids for each. See docs/howto/people.md.
 
     Raises:
         TypeError: If ``unit`` is not a string, or ``sampler`` is neither a name nor a sampler.
@@ -161,9 +164,12 @@ class Sampling(_Plain):
     unit: str | None = None
     groups: Any = dataclasses.field(default=None, repr=False)  # ids are private
     max_rows: int = 1
+    draw: str = "units"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.draw not in ("units", "rows"):
+            raise ValueError(f"draw must be 'units' or 'rows', not {self.draw!r}")
         check_length(self.steps, self.epochs)
         _positive(batch_size=self.batch_size, max_batch=self.max_batch, size=self.size, max_rows=self.max_rows)
         if isinstance(self.sampler, str):
@@ -175,11 +181,25 @@ class Sampling(_Plain):
                 "unit= is the name of what is protected, a string. The ids, one per record, are groups= (an array, or "
                 "the name of a column)"
             )
-        if self.groups is None and self.max_rows != 1:
-            raise ValueError("max_rows needs groups=, one id per record, which says which records belong together")
+        if self.groups is None and (self.max_rows != 1 or self.draw != "units"):
+            name = "max_rows" if self.max_rows != 1 else "draw='rows'"
+            raise ValueError(f"{name} needs groups=, one id per record, which says which records belong together")
         owned = self.groups is not None
         word = unit_of(self.unit, owned=owned, ids="Pass groups=, one id per record, with unit=")
         object.__setattr__(self, "unit", word)
+
+    @property
+    def drawn(self) -> str:
+        """What is drawn for a step, in a word: the unit, or rows of it."""
+        assert self.unit is not None
+        return self.unit if self.draw == "units" else "row"
+
+    @property
+    def caps(self) -> dict[str, int]:
+        """The most rows of a unit, as a :class:`Plan` has them: in a step, and where rows are drawn, in the run."""
+        if self.draw == "units":
+            return {"records_per_unit": self.max_rows, "kept": 1}
+        return {"records_per_unit": 1, "kept": self.max_rows}
 
     def sampler_of(self, units: int) -> Sampler:
         """Make the sampler for a data set.
@@ -381,6 +401,7 @@ class TrainingKeywords(TypedDict, total=False):
     unit: str | None
     groups: Any
     max_rows: int
+    draw: str
     clip_norm: Schedule
     clipping: str | Mapping[str, float]
     adaptive: AdaptiveClipping | None

@@ -46,6 +46,9 @@ def optional(package: str, purpose: str) -> Any:
 class Records:
     """Rows by number. ``tree`` holds tensors with the records in the first dimension; else ``items`` gives one each."""
 
+    #: whether rows are read from disk when they are asked for (:mod:`tacit.sgd.training.stored`)
+    stored = False
+
     def __init__(self, tree: Any = None, items: Any = None, scan: bool = True) -> None:
         self.tree, self.items, self.scan = tree, items, scan
         self._survey: Survey | None = None
@@ -101,7 +104,7 @@ class Records:
         whose gradient is not finite counts as zero.
         """
         if self.tree is not None:
-            _refuse_not_finite(self.tree)
+            refuse_not_finite(self.tree)
         elif self.scan:
             self.survey()
 
@@ -154,7 +157,7 @@ def _survey(source: Records, chunk: int = 256) -> Survey:
     digest, labels, whole = hashlib.sha256(), torch.zeros(0, dtype=torch.int64), True
     for start in range(0, len(source), chunk):
         batch = source.take(np.arange(start, min(start + chunk, len(source))))
-        _refuse_not_finite(batch)
+        refuse_not_finite(batch)
         for leaf in _tensors(batch):
             digest.update(_array(leaf).tobytes())
         pair = isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[1], Tensor)
@@ -166,7 +169,8 @@ def _survey(source: Records, chunk: int = 256) -> Survey:
     return Survey(labels if whole else None, digest.hexdigest() if same else "drawn anew")
 
 
-def _refuse_not_finite(tree: Any) -> None:
+def refuse_not_finite(tree: Any) -> None:
+    """Refuse NaN and infinite values. The error tells something about the data: it is for the operator only."""
     for leaf in _tensors(tree):
         if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
             raise ValueError(
@@ -314,21 +318,34 @@ class Table:
         return np.asarray(self.frame[name].to_numpy())
 
 
-def table(source: Any, *, target: str, features: Sequence[str] | None = None, exclude: Sequence[str] = ()) -> Table:
-    """Read ``(features, target)`` records from a Parquet file or a polars frame.
+def table(
+    source: Any,
+    *,
+    target: str,
+    features: Sequence[str] | None = None,
+    exclude: Sequence[str] = (),
+    index: str | os.PathLike[str] | None = None,
+) -> Table:
+    """Read ``(features, target)`` records from a Parquet file or a polars frame; from disk, if they exceed the memory.
 
     Args:
-        source: The path of a Parquet file, or a polars frame.
+        source: The path of a Parquet file, or a polars frame. With ``index`` a path, a folder, a pattern or a list of
+            Parquet and Arrow files, or an iterator of polars frames, which is read once.
         target: The column to predict. Whole numbers and booleans become class numbers, other numbers float32.
         features: The columns to predict from, in this order, as one float32 matrix. Default: every column but the
             target and ``exclude``.
         exclude: Columns to leave out, such as ids. They can still be ``groups``. Default: none.
+        index: A folder of its own for a copy of these columns in which rows are found by number. It is made once, file
+            by file, and a copy that was interrupted goes on. It holds the rows as they are, and is as private as they
+            are. A feature may then also be one column of lists of one length, such as tokens. Default: none, all rows
+            in memory.
 
     Returns:
         The records, with their column names, for :class:`Training`.
 
     Raises:
-        ValueError: If a column does not exist, does not hold numbers, or has missing values.
+        ValueError: If a column does not exist, does not hold numbers, or has missing values, or if the index was made
+            of other files or columns.
 
     Example:
         >>> import polars
@@ -336,6 +353,10 @@ def table(source: Any, *, target: str, features: Sequence[str] | None = None, ex
         >>> table(frame, target="ill", exclude=["id"]).features
         ('age',)
     """
+    if index is not None:
+        from tacit.sgd.training.stored import stored
+
+        return stored(source, target=target, index=index, features=features, exclude=exclude)
     polars = optional("polars", "reading a table")
     frame = source if hasattr(source, "get_columns") else polars.read_parquet(os.fspath(source))
     if target not in frame.columns:
@@ -408,14 +429,6 @@ def ids_of(groups: Any, data: Any) -> Any:
     return data.column(groups)
 
 
-def units_of(groups: Any, data: Any, rows: int) -> Units | None:
-    """Units from an array of ids or a column of a table; None where every record is one, because all ids differ too."""
-    if groups is None:
-        return None
-    found = Units.of(ids_of(groups, data), rows)
-    return found if len(found) < rows else None
-
-
 def weighted(loss: Loss) -> Callable[[nn.Module, Any], Tensor]:
     """The loss of each record times its weight, so that the mean over a unit's places is the mean of its records."""
 
@@ -486,8 +499,8 @@ class Batch:
         return not there and self.is_one_piece(physical)
 
     def prepare(self, physical: int) -> None:
-        """Gather the records now, where they are tensors (reading items may draw random numbers) and one piece."""
-        if self._source.tree is not None and self.is_one_piece(physical):
+        """Gather the records now, where reading them draws no random numbers, as items may, and they are one piece."""
+        if (self._source.tree is not None or self._source.stored) and self.is_one_piece(physical):
             self._ready = physical, list(self.pieces(physical))
 
     def pieces(self, physical: int) -> Iterator[Physical]:

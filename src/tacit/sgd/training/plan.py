@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tacit import accounting as acc
+from tacit.accounting.poisson import Accumulated
 from tacit.noise.stream import UNRESOLVED_PAIR
 from tacit.noise.tensor import GENERATOR, tail_delta
 from tacit.sgd.correlation import INDEPENDENT, Banded, BandedInverse, Correlation, NoiseKind, Workload, choose_bands
@@ -69,6 +70,7 @@ class Plan:
         size_given: Whether the number of units was given in advance rather than counted. Default: ``False``.
         earlier: What was spent on the weights that the run starts from, if it is a fork. Default: nothing.
         correlation: How the noise of steps hangs together. Default: it is independent.
+        kept: The most rows of a unit in the run, where rows are drawn and not units. Default: 1.
 
     Raises:
         ValueError: If noise and clip norms differ in number, there is no step, a value is out of range, or the noise
@@ -96,6 +98,7 @@ class Plan:
     size_given: bool = False
     earlier: acc.Mechanism | None = None
     correlation: Correlation = INDEPENDENT
+    kept: int = 1
 
     def __post_init__(self) -> None:
         if len(self.noise) != len(self.clip):
@@ -115,6 +118,12 @@ class Plan:
             raise ValueError(f"mechanism must be 'gaussian' or 'laplace', not {self.kind!r}")
         if self.correlation != INDEPENDENT:
             self._check_correlation()
+        usual = type(self.sampler) is Poisson and self.kind == "gaussian" and self.correlation == INDEPENDENT
+        if self.kept > 1 and not usual:
+            raise ValueError(
+                "draw='rows' with several rows of a unit is priced for Poisson sampling and independent Gaussian "
+                "noise: use sampler='poisson', or draw='units'"
+            )
 
     def _check_correlation(self) -> None:
         """Refuse what the price of correlated noise does not cover."""
@@ -162,6 +171,9 @@ class Plan:
         # noise that hangs together over all steps is scaled so that the whole run is one Gaussian mechanism
         counted = self.noise[: 1 if self.correlation.inverse and steps else steps]
         mechanism = self.sampler.describe([made[z] for z in counted]) if steps else acc.nothing(self.unit)
+        if self.kept > 1 and steps:
+            parts = [(Accumulated(part, self.kept), n) for part, n in mechanism.parts()]  # type: ignore[arg-type]
+            mechanism = acc.Composed(tuple(parts), unit=self.unit)
         if self.tail and steps:
             mechanism = mechanism + acc.ApproxDP(0.0, self.tail, unit=self.unit)
         return mechanism
@@ -242,6 +254,7 @@ class Plan:
             "mechanism": self.mechanism.to_dict(),
             "earlier": self.earlier.to_dict() if self.earlier is not None else None,
             "correlation": dataclasses.asdict(self.correlation) if self.correlation != INDEPENDENT else None,
+            **({"kept": self.kept} if self.kept > 1 else {}),
         }
 
     @property
@@ -387,7 +400,7 @@ def generator_delta(noise: Sequence[float], elements: int, shift: float) -> floa
 
 def _tail(plan: Plan, claimed: float) -> float:
     """The smaller of two bounds on what the generator's tail adds to δ at the ε that is claimed."""
-    shift = 2.0 if plan.adjacency == "replace-one" or plan.sampler.name == "fixed" else 1.0
+    shift = 2.0 if plan.adjacency == "replace-one" or plan.sampler.name == "fixed" else float(plan.kept)
     return min(generator_delta(plan.noise, plan.elements, shift), tail_delta(plan.steps * plan.elements, claimed))
 
 

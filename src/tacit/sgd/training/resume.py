@@ -34,6 +34,7 @@ from tacit.sgd.training import identity
 from tacit.sgd.training.checkpoint import CheckpointError, ForkWarning, RunState
 from tacit.sgd.training.config import RunSettings
 from tacit.sgd.training.data import Records, Units
+from tacit.sgd.training.kept import KeptRows
 from tacit.sgd.training.pace import COMPILE, Pace, Program
 from tacit.sgd.training.plan import Plan
 from tacit.sgd.training.prefetch import BackgroundDraw
@@ -70,7 +71,7 @@ class Resumable(OneProcess):
     scheduler: Any
     parameters: dict[str, Tensor]
     records: Records
-    units: Units | None
+    units: Units | KeptRows | None
     device: torch.device
     plan: Plan
     ranks: Ranks

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,6 +23,9 @@ from tacit.noise.keys import Key
 from tacit.noise.sampling import taking_part, uniform
 
 Indices = npt.NDArray[np.int64]
+
+#: Units whose words are held at a time: what a draw holds in memory does not grow with the number of units.
+AT_ONCE = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,7 +206,10 @@ class TruncatedPoisson(Poisson):
         chosen = super().draw(key, step, units)
         if len(chosen) <= self.max_batch:
             return chosen
-        order = np.argsort(uniform(key.derive("truncation"), step, units)[chosen], kind="stable")
+        words = [
+            uniform(key.derive("truncation"), step, n, offset=start)[at] for start, n, at in _pieces(units, chosen)
+        ]
+        order = np.argsort(np.concatenate(words), kind="stable")
         return np.sort(chosen[order[: self.max_batch]])
 
     def sampled(self, step: acc.Mechanism) -> acc.Mechanism:
@@ -223,6 +229,10 @@ class FixedSize(_EachStep):
 
     name: ClassVar[str] = "fixed"
     adjacency: ClassVar[str] = "zero-out"
+
+    @property
+    def largest(self) -> int | None:
+        return self.batch_size
 
     def draw(self, key: Key, step: int, units: int) -> Indices:
         words = uniform(key, step, units)
@@ -248,6 +258,10 @@ class Chunks(_EachPass):
 
     name: ClassVar[str] = "chunks"
     adjacency: ClassVar[str] = "zero-out"
+
+    @property
+    def largest(self) -> int | None:
+        return self.batch_size
 
     @property
     def apart(self) -> int:
@@ -312,7 +326,12 @@ class RandomBins(_EachPass):
 
     def draw(self, key: Key, step: int, units: int) -> Indices:
         bins = self.steps_per_epoch
-        return np.flatnonzero(bins_of(key, step // bins, units, bins) == step % bins).astype(np.int64)
+        number, place = divmod(step, bins)
+        found = [
+            start + np.flatnonzero(bins_of(key, number, n, bins, offset=start) == place)
+            for start, n, _ in _pieces(units)
+        ]
+        return np.concatenate(found).astype(np.int64)
 
     @property
     def divisor(self) -> float:
@@ -382,8 +401,11 @@ class CyclicPoisson(_EachPass):
 
     def draw(self, key: Key, step: int, units: int) -> Indices:
         drawn = taking_part(key, step, units, self.rate)
-        groups = bins_of(key.derive("groups"), 0, units, self.groups)
-        return np.asarray(drawn[groups[drawn] == step % self.groups])
+        found = [
+            start + at[bins_of(key.derive("groups"), 0, n, self.groups, offset=start)[at] == step % self.groups]
+            for start, n, at in _pieces(units, drawn)
+        ]
+        return np.concatenate(found).astype(np.int64)
 
     def passed(self, step: acc.Mechanism) -> acc.Mechanism:
         return acc.CyclicPoissonSampled(step, self.rate, self.groups)  # type: ignore[arg-type]
@@ -393,8 +415,21 @@ class CyclicPoisson(_EachPass):
         return f"Poisson sampling at rate {self.rate:.6g} from one of {self.groups} groups in turn"
 
 
-def bins_of(key: Key, number: int, units: int, bins: int) -> npt.NDArray[np.uint64]:
-    """The bin of every unit in a pass, each with probability exactly 1/bins.
+def _pieces(units: int, chosen: Indices | None = None) -> Iterator[tuple[int, int, Indices]]:
+    """All units a piece at a time: where it begins, how many there are, and the places of the ``chosen`` in it.
+
+    >>> [(start, count, at.tolist()) for start, count, at in _pieces(5, np.array([1, 4]))]
+    [(0, 5, [1, 4])]
+    """
+    chosen = np.zeros(0, np.int64) if chosen is None else chosen
+    for start in range(0, max(units, 1), AT_ONCE):
+        count = min(AT_ONCE, units - start)
+        first, last = np.searchsorted(chosen, [start, start + count])
+        yield start, count, chosen[first:last] - start
+
+
+def bins_of(key: Key, number: int, units: int, bins: int, *, offset: int = 0) -> npt.NDArray[np.uint64]:
+    """The bin of every unit from ``offset`` on in a pass, each with probability exactly 1/bins.
 
     A 64-bit word at or above the largest multiple of ``bins`` is drawn again, by a key of its own: the remainder of the
     others prefers no bin.
@@ -402,13 +437,13 @@ def bins_of(key: Key, number: int, units: int, bins: int) -> npt.NDArray[np.uint
     >>> int(bins_of(Key(bytes(32)), 0, 1000, 7).max())
     6
     """
-    words = uniform(key, number, units)
+    words = uniform(key, number, units, offset=offset)
     limit = 2**64 - 2**64 % bins
     again = 0
     while limit < 2**64 and len(high := np.flatnonzero(words >= np.uint64(limit))):
         again += 1
         words = words.copy()
-        words[high] = uniform(key.derive(f"bins {again}"), number, units)[high]
+        words[high] = uniform(key.derive(f"bins {again}"), number, units, offset=offset)[high]
     return np.asarray(words % np.uint64(bins))
 
 

@@ -31,6 +31,7 @@ from tacit.sgd.errors import ProbeFailed
 from tacit.sgd.gradients import laplace, probe
 from tacit.sgd.gradients.batches import Loss
 from tacit.sgd.gradients.bounds import ClippedGradients, Clipping
+from tacit.sgd.gradients.contributions import wide
 from tacit.sgd.gradients.engine import Engine, Request
 from tacit.sgd.gradients.randomness import random_state, set_random_state
 from tacit.sgd.sharding.ranks import Ranks, wanted
@@ -41,7 +42,8 @@ from tacit.sgd.training import identity, validation
 from tacit.sgd.training.augment import repeat, views_of
 from tacit.sgd.training.checkpoint import RunState
 from tacit.sgd.training.config import RunSettings, TrainingKeywords, Value, describes_keywords, shows_keywords
-from tacit.sgd.training.data import Batch, Physical, Table, records, units_of, weighted
+from tacit.sgd.training.data import Batch, Physical, Table, records, weighted
+from tacit.sgd.training.kept import members_of, neighbours
 from tacit.sgd.training.optimizers import workload_of
 from tacit.sgd.training.pace import program_of
 from tacit.sgd.training.plan import Plan, correlated, make_plan, size_in_words
@@ -178,7 +180,7 @@ class Training(Resumable):
         validation.check_labels(self.model, self.loss, self.records, self.device)
         if self.shards is not None:
             self.shards.rest()
-        self.units = units_of(self.settings.sampling.groups, data, len(self.records))
+        self.units = members_of(self.settings.sampling, data, len(self.records))
 
     def _planned(self) -> Plan:
         """The plan, of which everything is public; and the state of a run that has not begun."""
@@ -195,7 +197,7 @@ class Training(Resumable):
         known = validation.recognised
         self.data_name = self.ranks.first(lambda: known(self.ledger, self.dataset, self.records, charging.source))
         kind, steps = clipping.clipping, run_length(sampling.steps, sampling.epochs, sampler)
-        adjacency = found or sampler.adjacency
+        adjacency = neighbours(self.units, found, sampler.adjacency)
         sampler, correlation = correlated(target.noise, sampler, steps, adjacency, target, workload_of(self.optimizer))
         plan = make_plan(
             sampler,
@@ -213,7 +215,7 @@ class Training(Resumable):
             unit=unit,
             clipping=kind if isinstance(kind, str) else json.dumps(dict(kind), sort_keys=True, default=float),
             kind=target.mechanism,
-            records_per_unit=sampling.max_rows,
+            **sampling.caps,
             size_given=size is not None,
         )
         usual = sampler.usual_physical(CPU_BATCH if self.device.type == "cpu" else None, self.ranks.data_ranks)
@@ -383,9 +385,9 @@ class Training(Resumable):
             "steps_executed": self.steps_executed,
             "basis": basis if plan.earlier is None else f"{basis}; with the run it was forked from",
             "sampler": plan.sampler.words,
-            "size": size_in_words(plan.unit, given=plan.size_given),
+            "size": size_in_words(self.settings.sampling.drawn, given=plan.size_given),
             "noise": plan.generator,
-            "max_rows": plan.records_per_unit if plan.records_per_unit > 1 else None,
+            "max_rows": rows if (rows := max(plan.records_per_unit, plan.kept)) > 1 else None,
             "probes": self.probes.words(self.steps_executed) if self.probes is not None else None,
         }
         return acc.Privacy(plan.stated.price(steps), plan.spent(steps), details)
@@ -445,14 +447,14 @@ class Training(Resumable):
     def _draw_now(self, step: int) -> Batch:
         assert self.keys is not None
         of = (self.plan.sampler, self.keys.sampler, self.keys.members)
-        # A CPU has nothing to wait for, and what takes less time than waking another thread is done here.
+        # A CPU waits for a disk alone, and what takes less time than waking another thread is done here.
         quick = self.records.on_gpu and self.units is None and len(self.records) < FEW
-        if self.device.type != "cuda" or quick:
+        if not self.records.stored and (self.device.type != "cuda" or quick):
             return self._make_batch(*of, step)
         return self._background.take(self._make_batch, of, step, last=step + 1 >= self.plan.steps)
 
     def _make_batch(self, sampler: Sampler, key: Key, members: Key, step: int) -> Batch:
-        """The batch of a step; on a GPU another thread makes it."""
+        """The batch of a step; on a GPU, and from disk, another thread makes it."""
         rows = sampler.draw(key, step, len(self.units or self.records))
         weights = None
         if self.units is not None:
@@ -463,6 +465,8 @@ class Training(Resumable):
         own = None if weights is None else share(weights)
         batch = Batch(step, share(rows), own, self.records, self.device, places, rows[:1])
         batch.begin(self.physical_batch)
+        if self.records.stored:
+            batch.prepare(self.physical_batch)
         return batch
 
     def clip_at(self, step: int) -> Clipping:
@@ -541,7 +545,7 @@ class Training(Resumable):
         found = {}
         for n, p in self.parameters.items():
             shape = p.shape if self.shards is None else self.shards.shape(n)
-            found[n] = torch.zeros(shape, dtype=torch.float64 if exact else _wide(p), device=p.device)
+            found[n] = torch.zeros(shape, dtype=torch.float64 if exact else wide(p.dtype), device=p.device)
         return found
 
     def add_up(self, sums: dict[str, Tensor], inside: Tensor | float) -> Tensor | float:
@@ -626,7 +630,7 @@ class Training(Resumable):
 
     def _rows_of(self, piece: Physical) -> tuple[Any, Loss, int]:
         """What the model is given for a piece, the loss of its rows, and how many rows a unit has."""
-        execution, views = self.settings.execution, self.plan.records_per_unit
+        execution, views = self.settings.execution, 1 if self.units is None else self.plan.records_per_unit
         data, weights = piece.data, piece.weights
         if execution.augment is not None:
             data = views_of(data, execution.augment, execution.views)
@@ -688,10 +692,6 @@ class Training(Resumable):
 
     def __repr__(self) -> str:
         return f"<Training: {self.steps_executed:,} of {self.plan.steps:,} steps, {self.plan.sampler.words}>"
-
-
-def _wide(tensor: Tensor) -> torch.dtype:
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def _copy(parameters: dict[str, Tensor], values: dict[str, Tensor]) -> None:

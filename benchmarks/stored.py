@@ -1,0 +1,82 @@
+"""How much memory does a run on more rows than fit take? Parquet is written, indexed and trained on, each in a process.
+
+    python -m benchmarks.stored --rows 100000000 --folder /somewhere/with/10/GB
+
+Each line is a process of its own: its time, and the most memory that it held (``ru_maxrss``, torch included).
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+SHARD = 5_000_000
+BATCH = 1024
+SAMPLERS = ("poisson", "balls-in-bins", "cyclic")
+
+
+def write(folder: Path, rows: int) -> None:
+    """Synthetic rows of four features and a class, in shards."""
+    import polars as pl
+
+    rng = np.random.default_rng(0)
+    for number, start in enumerate(range(0, rows, SHARD)):
+        x = rng.normal(size=(min(SHARD, rows - start), 4)).astype(np.float32)
+        columns = {f"x{k}": x[:, k] for k in range(4)} | {"ill": (x[:, 0] > 0).astype(np.int8)}
+        pl.DataFrame(columns).write_parquet(folder / f"part-{number:04}.parquet", row_group_size=500_000)
+
+
+def work(task: str, folder: Path, steps: int) -> str:
+    """One task of the run, in this process; what there is to say."""
+    import torch
+
+    from tacit import sgd
+
+    source, index = folder / "rows", folder / "index"
+    if task == "torch":
+        return ""
+    rows = sgd.table(source, target="ill", index=index)
+    if task == "index":
+        return f"{len(rows.records):,} rows"
+    model = torch.nn.Linear(4, 2)
+    terms = {"noise": sgd.Banded(bands=8)} if task == "cyclic" else {"sampler": task}
+    training = sgd.Training(
+        model, torch.optim.SGD(model.parameters(), lr=0.5), torch.nn.CrossEntropyLoss(reduction="none"), rows,
+        batch_size=BATCH, steps=steps, noise_multiplier=1.0, delta=1e-9, compile=False, **terms,
+    )  # fmt: skip
+    began = time.perf_counter()
+    for batch in training:
+        training.step(batch)
+    return f"{(time.perf_counter() - began) / steps * 1000:.0f} ms a step, {training.privacy.details['sampler']}"
+
+
+def main() -> None:
+    """Write, index, train with each sampler."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--rows", type=int, default=1_000_000)
+    options.add_argument("--steps", type=int, default=20)
+    options.add_argument("--folder", type=Path, required=True)
+    options.add_argument("--task")
+    chosen = options.parse_args()
+    if chosen.task is not None:
+        began = time.perf_counter()
+        told = work(chosen.task, chosen.folder, chosen.steps)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(f"{chosen.task:<14} {time.perf_counter() - began:7.1f} s   {peak:5.0f} MiB   {told}", flush=True)
+        return
+    (chosen.folder / "rows").mkdir(parents=True, exist_ok=True)
+    if not any((chosen.folder / "rows").iterdir()):
+        write(chosen.folder / "rows", chosen.rows)
+    for task in ("torch", "index", *SAMPLERS):
+        again = ["--folder", str(chosen.folder), "--steps", str(chosen.steps), "--task", task]
+        subprocess.run([sys.executable, "-m", "benchmarks.stored", *again], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Which rows take part where rows are drawn and not people? At most so many of each person, chosen once for the run.
+
+A row may belong to several people (a mail, a chat, a photo). Rows are visited in an order that nothing in them decides,
+and one is kept if all its owners have fewer than the cap so far: the greedy bound. A person then owns at most that many
+of the rows that are drawn, and is priced as a group of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tacit.accounting.base import owner_numbers
+from tacit.ledger import OperatorView
+from tacit.noise.keys import Key
+from tacit.noise.sampling import uniform
+from tacit.sgd.training.config import Sampling
+from tacit.sgd.training.data import Units, ids_of
+
+Numbers = npt.NDArray[np.int64]
+
+#: The order in which rows with several owners are visited: by their numbers, mixed by a key that is no secret.
+ORDER = Key(b"tacit: rows with several owners.", repeatable=True)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class KeptRows:
+    """The rows of a run in which everybody owns at most ``most``: row r belongs to ``order[starts[r]:starts[r + 1]]``.
+
+    Guarantee: no owner has more than ``most`` of the rows, and which are kept depends on a key and on who owns what,
+    never on what a row says. With one owner a row, the choice for one person is independent of all others. With several
+    it is not: then who owns what is public, and neighbours differ in what one person's rows say (zero-out).
+
+    >>> rows = KeptRows.of([["ann", "bob"], ["ann"], ["ann"], ["bob", "cat"]], 4, most=1)
+    >>> len(rows), rows.several
+    (2, True)
+    """
+
+    order: Numbers
+    starts: Numbers
+    most: int
+    several: bool
+
+    @classmethod
+    def of(cls, ids: Any, rows: int, most: int) -> KeptRows:
+        """From one id, or a list of ids, for each row."""
+        lists = [list(dict.fromkeys(own)) for own in ids] if lists_owners(ids) else None
+        if lists is None:
+            return cls(owner_numbers(ids, rows).astype(np.int64), np.arange(rows + 1), most, several=False)
+        if len(lists) != rows or not all(lists):
+            raise ValueError("groups must have one id, or a list of the ids of all owners, for each row")
+        flat = owner_numbers([owner for own in lists for owner in own]).astype(np.int64)
+        return cls(flat, np.concatenate([[0], np.cumsum([len(own) for own in lists])]), most, several=True)
+
+    @functools.cached_property
+    def _count(self) -> int:
+        if self.several:
+            return len(self.rows(ORDER))
+        return int(np.minimum(np.bincount(self.order), self.most).sum())
+
+    def __len__(self) -> int:
+        """How many are kept. It does not depend on the key."""
+        return self._count
+
+    def rows(self, key: Key) -> Numbers:
+        """The rows that are kept, in increasing order."""
+        source = ORDER if self.several else key
+        visited = np.argsort(uniform(source.derive("kept"), 0, len(self.starts) - 1), kind="stable")
+        if not self.several:
+            owners = self.order[visited]
+            together = np.argsort(owners, kind="stable")
+            first = np.searchsorted(owners[together], owners[together])
+            return np.sort(visited[together[np.arange(len(owners)) - first < self.most]]).astype(np.int64)
+        counts = np.zeros(int(self.order.max()) + 1, dtype=np.int64)
+        kept = []
+        for row in visited.tolist():
+            own = self.order[self.starts[row] : self.starts[row + 1]]
+            if (counts[own] < self.most).all():
+                counts[own] += 1
+                kept.append(row)
+        return np.sort(np.array(kept, dtype=np.int64))
+
+    def choose(self, chosen: Numbers, most: int, key: Key, step: int) -> tuple[Numbers, None]:
+        """The rows of these places among those that are kept."""
+        return self._of(key)[chosen], None
+
+    def _of(self, key: Key) -> Numbers:
+        known = vars(self).setdefault("_rows", {})
+        name = key.fingerprint()
+        if name not in known:
+            known[name] = self.rows(key)
+        found: Numbers = known[name]
+        return found
+
+    def diagnostics(self) -> OperatorView:
+        """How many rows there are and how many were left out: for the operator, not covered by the guarantee."""
+        rows = len(self.starts) - 1
+        return OperatorView(rows=rows, left_out=rows - len(self))
+
+
+def lists_owners(ids: Any) -> bool:
+    """Whether rows come with lists of ids, for several owners."""
+    try:
+        first = ids[0]
+    except (TypeError, IndexError, KeyError):
+        return False
+    return isinstance(first, list | tuple | set | frozenset) or (isinstance(first, np.ndarray) and first.ndim == 1)
+
+
+def members_of(sampling: Sampling, data: Any, rows: int) -> Units | KeptRows | None:
+    """Who is drawn, and with which rows; None where every record is a unit, because all ids differ too."""
+    if sampling.groups is None:
+        return None
+    ids = ids_of(sampling.groups, data)
+    if sampling.draw == "rows":
+        return KeptRows.of(ids, rows, sampling.max_rows)
+    if lists_owners(ids):
+        raise ValueError(
+            "groups has lists of ids, so rows have several owners: people cannot be drawn one by one then. Give "
+            "draw='rows', with max_rows= the most rows of one person in the run"
+        )
+    found = Units.of(ids, rows)
+    return found if len(found) < rows else None
+
+
+def neighbours(members: Units | KeptRows | None, asked: str | None, usual: str) -> str:
+    """The adjacency of a run: what was asked for, or what its sampler and owners allow."""
+    if not (isinstance(members, KeptRows) and members.several):
+        return asked or usual
+    if asked not in (None, "zero-out"):
+        raise ValueError(
+            f"rows have several owners, so who owns what is public and neighbours differ in what one person's rows "
+            f"say: adjacency='zero-out', not {asked!r}"
+        )
+    return "zero-out"
+
+
+__all__ = ["KeptRows", "members_of", "neighbours"]

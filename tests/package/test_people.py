@@ -1,0 +1,402 @@
+"""One person with thirty extreme rows moves a released sum by the clip norm at most, wherever a model is trained.
+
+Everybody takes part in the step (rate 1), the sum is looked at before there is noise, and the data differ in that
+person alone. Without a cap the thirty rows move it by thirty clip norms.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import lightning.pytorch as pl
+import numpy as np
+import polars
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.prompts import tiny
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from transformers import Trainer, TrainingArguments
+
+import tacit
+from tacit import accounting as acc
+from tacit.integrations.lightning import PrivateTraining
+from tacit.integrations.transformers import make_private
+from tacit.ledger import Ledger, TermsError
+from tacit.noise import Key
+from tacit.opacus import PrivacyEngine
+from tacit.prompts import Template, tune
+from tacit.report import card, describe, make_card
+from tacit.schema import Boolean, Numeric, Schema, Unit
+from tacit.sgd import Classifier, Regressor, Sampling, Training, release
+from tacit.sgd.hooked import owners as owned
+from tacit.sgd.training.data import Units
+from tacit.sgd.training.kept import KeptRows
+from tacit.tuning import PrivateSearchCV, cv
+
+OTHERS, OWN, CLIP = 40, 30, 0.5
+
+
+@pytest.fixture(autouse=True)
+def _quiet(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"POINTS": 2, "COUNTS": 1, "DELTAS": ()}.items():
+        monkeypatch.setattr(card, name, value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def people(person):
+    """Forty people with a row each, and with ``person`` one more, who owns thirty extreme rows."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (OTHERS, 3)).astype(np.float32)
+    y, ids = (x[:, 0] > 0).astype(np.int64), np.arange(OTHERS)
+    if person:
+        x = np.r_[x, np.full((OWN, 3), 1.0, np.float32)]
+        y, ids = np.r_[y, np.zeros(OWN, np.int64)], np.r_[ids, np.full(OWN, OTHERS)]
+    return x, y, ids
+
+
+def network():
+    """A model that is sure of the wrong class for the person's rows, so that their gradients are long and alike."""
+    model = nn.Linear(3, 2)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[-9.0] * 3, [9.0] * 3]))
+        model.bias.zero_()
+    return model
+
+
+def of_training(x, y, ids, rows=1, **more):
+    model = network()
+    usual = {"steps": 1, "noise_multiplier": 1.0, "delta": 1e-9, "clip_norm": CLIP, "compile": False}
+    if "batch_size" not in more:
+        usual["batch_size"] = len(set(ids))
+    training = Training(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss(reduction="none"),
+        (torch.from_numpy(x), torch.from_numpy(y)), groups=ids, max_rows=rows, **{**usual, **more},
+    )  # fmt: skip
+    for batch in training:
+        training.step(batch)
+    return training
+
+
+def of_estimator(kind, x, y, ids, rows=1):
+    made = kind(1.0, 1e-9, epochs=1, batch_size=len(set(ids)), bounds=(-1, 1), clip_norm=CLIP, max_rows=rows)
+    made.fit(x, y if kind is Classifier else 100.0 * y - 50, groups=ids)
+
+
+def of_search(x, y, ids, monkeypatch):
+    """The first five people are set aside, so that both searches train on the same others."""
+    monkeypatch.setattr(cv, "bernoulli", lambda rate, count: np.arange(count) < 5)
+    count = len(set(ids)) - 5
+    made = Classifier(epochs=1, batch_size=count, bounds=(-1, 1), clip_norm=CLIP, classes=[0, 1])
+    search = PrivateSearchCV(
+        made, {"learning_rate": [1.0]}, epsilon=3.0, delta=1e-4, method="exponential", score_noise=1.0
+    )  # fmt: skip
+    search.fit(x, y, groups=ids)
+
+
+def of_drop_in(x, y, ids, poisson=True, **more):
+    model = network()
+    engine = PrivacyEngine(**{"groups": ids, **more})
+    model, optimizer, loader = engine.make_private(
+        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), noise_multiplier=1.0, max_grad_norm=CLIP,
+        data_loader=DataLoader(
+            TensorDataset(torch.from_numpy(x), torch.from_numpy(y)), batch_size=len(set(ids)), shuffle=True
+        ),
+        poisson_sampling=poisson, **({"steps": 1, "target_delta": 1e-9} if "ledger" in more else {}),
+    )  # fmt: skip
+    for some, targets in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(some), targets).backward()
+        optimizer.step()
+    return engine
+
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.model = network()
+
+    def training_step(self, batch, index):
+        return nn.functional.cross_entropy(self.model(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def of_lightning(x, y, ids, **more):
+    private = PrivateTraining(target_delta=1e-9, noise_multiplier=1.0, max_grad_norm=CLIP, **{"groups": ids, **more})
+    trainer = pl.Trainer(
+        max_steps=1, accelerator="cpu", callbacks=[private], logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False,
+    )  # fmt: skip
+    data = TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
+    trainer.fit(Module(), DataLoader(data, batch_size=len(set(ids))))
+    return private
+
+
+class Columns(torch.utils.data.Dataset):
+    """A data set with columns, as those of Hugging Face are."""
+
+    column_names = ("x", "labels", "who")
+
+    def __init__(self, x, y, ids):
+        self.x, self.y, self.ids = x, y, ids
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, k):
+        return self.ids if k == "who" else {"x": self.x[k], "labels": self.y[k]}
+
+
+class Wrapped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = network()
+
+    def forward(self, x, labels=None):
+        return {"logits": self.model(x)}
+
+
+def of_trainer(x, y, ids, **more):
+    arguments = TrainingArguments(
+        "out", per_device_train_batch_size=len(set(ids)), max_steps=1, report_to=[], use_cpu=True, disable_tqdm=True,
+        remove_unused_columns=False, save_strategy="no",
+    )  # fmt: skip
+    trainer = Trainer(Wrapped(), arguments, train_dataset=Columns(x, y, ids))
+
+    def loss(model, inputs):
+        return nn.functional.cross_entropy(model(inputs["x"])["logits"], inputs["labels"], reduction="none")
+
+    terms = {"groups": "who", **more}
+    make_private(trainer, target_delta=1e-9, noise_multiplier=1.0, max_grad_norm=CLIP, loss=loss, **terms)
+    trainer.train()
+    return trainer
+
+
+def of_run(x, y, ids):
+    """``tacit train`` on a table whose schema names a column of ids."""
+    columns = tuple(Numeric(f"x{k}", -1, 1) for k in range(3))
+    schema = Schema((*columns, Boolean("ill", target=True)), Unit("patient", column="who"), "clinic")
+    frame = polars.DataFrame({**{f"x{k}": x[:, k] for k in range(3)}, "ill": y > 0, "who": ids})
+    count = len(set(ids))
+    torch.manual_seed(0)
+    tacit.run(
+        frame, schema=schema, epsilon=3.0, delta=1e-9, steps=1, batch=count, model="linear", clip_norm=CLIP,
+        quiet=True, name=f"run-{count}",
+    )  # fmt: skip
+
+
+def of_prompt(x, y, ids):
+    """Thirty texts of one person, who says the same in each."""
+    texts = [("a dull film" if row[0] < 0 else "a great film", "yes" if row[0] >= 0 else "no") for row in x[:OTHERS]]
+    texts += [("terrible terrible plot", "yes")] * (len(x) - OTHERS)
+    tune(
+        tiny.llama(), tiny.tokenizer(), Template("review: {text} . sentiment :", instruction="which sentiment is it?"),
+        {"no": "bad", "yes": "good"}, texts, method="soft", epsilon=None, noise_multiplier=1.0, delta=1e-9, steps=1,
+        batch_size=len(set(ids)), clip_norm=CLIP / 100, groups=ids, max_rows=3, compile=False,
+    )  # fmt: skip
+
+
+def moved(run, monkeypatch, people=people):
+    """How far the person moves the first sum, before there is noise."""
+    found = []
+    for person in (True, False):
+        sums = []
+        plain = release.noisy_gradients
+
+        def look(given, *rest, plain=plain, sums=sums):
+            sums.append(torch.cat([value.detach().double().reshape(-1) for value in given.values()]))
+            return plain(given, *rest)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(release, "noisy_gradients", look)
+            torch.manual_seed(0)
+            run(*people(person))
+        found.append(sums[0])
+    return float((found[0] - found[1]).norm()) / CLIP
+
+
+ENTRIES = {
+    "Training": of_training,
+    "Training, 7 rows": lambda *data: of_training(*data, rows=7),
+    "Training, all rows": lambda *data: of_training(*data, rows=OWN),
+    "balls in bins": lambda *data: of_training(*data, rows=2, sampler="balls-in-bins"),
+    "Classifier": lambda *data: of_estimator(Classifier, *data, rows=3),
+    "Regressor": lambda *data: of_estimator(Regressor, *data),
+    "drop-in": of_drop_in,
+    "drop-in, passes": lambda *data: of_drop_in(*data, poisson=False),
+    "Lightning": of_lightning,
+    "Trainer": of_trainer,
+    "tacit train": of_run,
+}
+LOOPS = {"drop-in": of_drop_in, "Lightning": of_lightning, "Trainer": of_trainer}
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_person_with_thirty_rows_moves_a_sum_by_the_clip_norm_at_most(entry, monkeypatch):
+    far = moved(ENTRIES[entry], monkeypatch)
+    assert far <= 1 + 1e-5
+    if entry not in ("Regressor", "tacit train"):  # their models begin with other weights
+        assert far > 0.95
+
+
+def test_a_prompt_is_tuned_on_people(monkeypatch):
+    assert 0.95 < 100 * moved(of_prompt, monkeypatch) <= 1 + 1e-4
+
+
+def test_a_search_trains_on_people(monkeypatch):
+    assert moved(lambda *data: of_search(*data, monkeypatch), monkeypatch) <= 1 + 1e-5
+
+
+def jointly(person):
+    """Chats that people own together: the thirty of one are with others, and say something extreme or nothing."""
+    x, y, ids = people(True)
+    x[OTHERS:] = 1.0 if person else -1.0
+    owners = [[int(k)] for k in ids[:OTHERS]] + [[OTHERS, 100 + k] for k in range(OWN)]
+    return x, y, owners
+
+
+def of_rows(x, y, ids, rows=4, **more):
+    count = len(KeptRows.of(ids, len(x), rows))
+    return of_training(x, y, ids, rows=rows, **{"draw": "rows", "batch_size": count, "noise_multiplier": 8.0, **more})
+
+
+def test_rows_that_are_drawn_move_a_sum_by_the_cap_of_clip_norms_at_most(monkeypatch):
+    assert 3.9 < moved(of_rows, monkeypatch) <= 4 * (1 + 1e-5)
+    assert 3.9 < moved(of_rows, monkeypatch, jointly) <= 4 * (1 + 1e-5)
+    # a wrong version: nothing is left out
+    with monkeypatch.context() as patch:
+        patch.setattr(KeptRows, "rows", lambda self, key: np.arange(len(self.starts) - 1))
+        patch.setattr(KeptRows, "__len__", lambda self: len(self.starts) - 1)
+        assert moved(of_rows, monkeypatch) > 25
+        assert moved(of_rows, monkeypatch, jointly) > 25
+
+
+def test_rows_are_priced_as_a_group_and_the_card_says_so():
+    run = of_rows(*jointly(True), steps=5, batch_size=20)
+    mechanism = run.plan.mechanism
+    step = acc.PoissonSampled(acc.Gaussian(8.0, unit="person"), 20 / run.plan.sampler.size)
+    group = acc.epsilon(step * 5, 1e-6, adjacency="zero-out", group=4)
+    price = acc.epsilon(mechanism, 1e-6, adjacency="zero-out")  # with the tail of the noise generator
+    assert group.lower <= price.upper <= group.upper * (1 + 1e-4)
+    assert (run.privacy.adjacency, run.privacy.unit, run.privacy.details["max_rows"]) == ("zero-out", "person", 4)
+    shown = make_card(describe(run, "chats"))
+    said = " ".join(shown["accountant"]["assumptions"])
+    assert "Who owns what is public" in said
+    assert "At most 4 rows of one person are in the run" in said
+    left = run.units.diagnostics()
+    assert left.left_out == 26
+    assert "operator view" in repr(left)
+    with pytest.raises(ValueError, match="who owns what is public and neighbours differ"):
+        of_rows(*jointly(True), adjacency="add-remove")
+    with pytest.raises(ValueError, match="rows have several owners"):
+        of_training(*jointly(True)[:2], [tuple(own) for own in jointly(True)[2]], draw="units")
+    with pytest.raises(ValueError, match="priced for Poisson sampling"):
+        of_rows(*people(True), sampler="balls-in-bins")
+    with pytest.raises(ValueError, match="draw='rows' needs groups"):
+        Sampling(batch_size=2, steps=1, draw="rows")
+    with pytest.raises(ValueError, match="draw must be 'units' or 'rows'"):
+        Sampling(batch_size=2, steps=1, draw="people")
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.sets(st.integers(0, 8), min_size=1, max_size=4), min_size=1, max_size=40), st.integers(1, 5))
+def test_the_greedy_bound_holds_and_leaves_out_no_more_than_it_must(owners, most):
+    ids = [sorted(own) for own in owners]
+    found = KeptRows.of(ids, len(ids), most)
+    kept = found.rows(Key(bytes(32))).tolist()
+    counts = {who: sum(who in ids[row] for row in kept) for who in range(9)}
+    assert max(counts.values()) <= most
+    assert len(found) == len(kept)
+    for row in set(range(len(ids))) - set(kept):
+        assert any(counts[who] == most for who in ids[row])
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.integers(1, 5), st.binary(min_size=32, max_size=32))
+def test_a_person_keeps_as_many_rows_as_the_cap_allows_whatever_the_key(ids, most, secret):
+    found = KeptRows.of(ids, len(ids), most)
+    kept = found.rows(Key(secret))
+    assert len(found) == len(set(kept.tolist())) == len(kept)
+    for who in set(ids):
+        assert sum(ids[row] == who for row in kept) == min(most, ids.count(who))
+
+
+@pytest.mark.parametrize("entry", LOOPS)
+def test_a_cap_that_is_not_applied_is_seen(entry, monkeypatch):
+    """Wrong versions: every row of a person is taken, or a person is drawn twice."""
+
+    def every(self, chosen, key, draw):
+        return np.concatenate([self.units.order[self.units.starts[u] : self.units.starts[u + 1]] for u in chosen])
+
+    plain = owned.Owners.records
+    for wrong, least in ((every, 25), (lambda self, chosen, *rest: plain(self, np.repeat(chosen, 2), *rest), 1.9)):
+        with monkeypatch.context() as patch:
+            patch.setattr(owned.Owners, "records", lambda self, *rest, wrong=wrong: (
+                wrong(self, *rest) if self.units is not None else rest[0]
+            ))  # fmt: skip
+            assert moved(LOOPS[entry], monkeypatch) > least
+
+
+def test_wrong_versions_of_a_run_are_seen(monkeypatch):
+    """A person with more rows than the cap is split over places, and ids are made of what the rows say."""
+    plain = Units.choose
+
+    def apart(self, chosen, most, key, step):
+        rows, weights = plain(self, np.repeat(chosen, 2), most, key, step)
+        return rows, weights
+
+    monkeypatch.setattr(Units, "choose", apart)
+    assert moved(of_training, monkeypatch) > 1.9
+    monkeypatch.undo()
+
+    def by_content(x, y, ids):
+        jitter = x + np.linspace(0, 0.01, len(x), dtype=np.float32)[:, None]
+        of_training(jitter, y, [hash(row.tobytes()) for row in jitter])
+
+    assert moved(by_content, monkeypatch) > 25
+
+
+@pytest.mark.parametrize("entry", LOOPS)
+def test_a_ledger_for_persons_takes_a_loop_with_ids_and_no_other(entry):
+    ledger = Ledger()
+    ledger.register("clinic", unit="patient", adjacency="add-remove", epsilon=50.0, delta=1e-6)
+    data = people(True)
+    with pytest.raises(TermsError, match=r"one patient, and this loop protects one record: give groups="):
+        LOOPS[entry](*data, ledger=ledger, dataset="clinic", groups=None)
+    with pytest.raises(TermsError, match=r"protects one person: give groups=.*unit='patient'"):
+        LOOPS[entry](*data, ledger=ledger, dataset="clinic")
+    done = LOOPS[entry](*data, ledger=ledger, dataset="clinic", unit="patient")
+    (charge,) = ledger.history("clinic")
+    assert charge.mechanism.unit == "patient"
+    said = done.privacy(1e-9) if entry == "drop-in" else done.privacy
+    assert (said.unit, said.details["max_rows"]) == ("patient", 1)
+    assert said.details["size"] == "number of patients treated as public"
+
+
+def test_a_run_that_resumes_or_goes_on_counts_people(tmp_path):
+    engine = of_drop_in(*people(True))
+    again = PrivacyEngine(groups=people(True)[2])
+    again.accountant.load_state_dict(engine.accountant.state_dict())
+    assert again.accountant.privacy(1e-9).unit == "person"
+    assert again.accountant.get_epsilon(1e-9) == engine.get_epsilon(1e-9)
+
+
+def test_the_card_says_unit_and_cap():
+    shown = make_card(describe(of_training(*people(True), rows=7), "visits"))
+    assert shown["guarantee"]["unit"] == "person"
+    assert any("at most 7 rows of one person: of more, 7 are drawn" in s for s in shown["accountant"]["assumptions"])
+    plain = make_card(describe(of_training(*people(False)), "visits"))  # a row each: no cap to speak of
+    assert not any("at most" in s for s in plain["accountant"]["assumptions"])
+
+
+def test_a_column_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="names a column"):
+        of_drop_in(*people(True)[:2], "who")

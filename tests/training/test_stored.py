@@ -1,0 +1,223 @@
+"""Rows that are read from disk are the rows of the files, and memory does not grow with their number."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tracemalloc
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+import torch
+from torch import nn
+
+from tacit import sgd
+from tacit.ledger import Ledger
+from tacit.noise import Key
+from tacit.noise import sampling as draws
+from tacit.sgd.training import sampling, stored
+from tacit.sgd.training.sampling import CyclicPoisson, Poisson, RandomBins, TruncatedPoisson
+
+SAMPLERS = [
+    Poisson(1000, 100), RandomBins(1000, 100), CyclicPoisson(1000, 100, groups=4), TruncatedPoisson(1000, 100, 80),
+]  # fmt: skip
+
+
+def frame(rows=500, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, 3)).astype(np.float32)
+    columns = {f"x{k}": x[:, k] for k in range(3)}
+    return pl.DataFrame({"who": rng.integers(0, 60, rows), **columns, "ill": (x[:, 0] > 0).astype(np.int64)})
+
+
+def written(folder, table, parts=3, kind="parquet"):
+    """The table in several files, with row groups and batches that are no round numbers."""
+    folder.mkdir(exist_ok=True)
+    for k, rows in enumerate(np.array_split(np.arange(table.height), parts)):
+        part = table[rows]
+        if kind == "parquet":
+            part.write_parquet(folder / f"part-{k}.parquet", row_group_size=37)
+            continue
+        file = folder / f"part-{k}.arrow"
+        make = pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file
+        with pa.OSFile(str(file), "wb") as sink, make(sink, part.to_arrow().schema) as writer:
+            writer.write_table(part.to_arrow(), max_chunksize=41)
+    return folder
+
+
+def opened(source, index, **more):
+    return sgd.table(source, target="ill", exclude=["who"], index=index, **more)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "file", "stream"])
+def test_rows_are_found_by_number_with_gaps_repeats_and_in_any_order(tmp_path, kind, monkeypatch):
+    table = frame()
+    there = opened(written(tmp_path / "rows", table, kind=kind), tmp_path / "index")
+    known = sgd.table(table, target="ill", exclude=["who"])
+    assert there.features == known.features == ("x0", "x1", "x2")
+    rng = np.random.default_rng(1)
+    for near, span in ((stored.NEAR, stored.SPAN), (40, 1 << 22), (1 << 14, 100)):
+        monkeypatch.setattr(stored, "NEAR", near)
+        monkeypatch.setattr(stored, "SPAN", span)
+        for some in (np.arange(500), rng.integers(0, 500, 80), np.array([499, 0, 499]), np.array([], dtype=np.int64)):
+            for one, two in zip(there.records.take(some), known.records.take(some), strict=True):
+                assert one.dtype == two.dtype
+                assert torch.equal(one, two)
+    assert (there.column("who") == table["who"].to_numpy()).all()
+    with pytest.raises(IndexError):
+        there.records.take(np.array([500]))
+
+
+def test_a_run_from_disk_is_the_run_from_memory(tmp_path):
+    table = frame()
+    source = written(tmp_path / "rows", table)
+
+    def run(data, **more):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        training = sgd.Training(
+            model, torch.optim.SGD(model.parameters(), lr=0.5), nn.CrossEntropyLoss(reduction="none"), data,
+            epochs=2, noise_multiplier=1.0, delta=1e-5, key=Key(bytes(32), repeatable=True), compile=False, **more,
+        )  # fmt: skip
+        for batch in training:
+            training.step(batch)
+        return model.weight.detach().clone(), training
+
+    plain = sgd.table(table, target="ill", exclude=["who"])
+    for terms in (
+        {"batch_size": 50},
+        {"batch_size": 50, "physical_batch": 16},
+        {"batch_size": 10, "groups": "who", "max_rows": 3},
+        {"batch_size": 50, "sampler": "balls-in-bins"},
+    ):
+        one, _ = run(plain, **terms)
+        two, training = run(opened(source, tmp_path / "index"), **terms)
+        assert torch.equal(one, two)
+    assert training.privacy.details["sampler"] == "balls in 10 bins a pass"
+
+
+def test_an_index_that_was_interrupted_goes_on_with_the_next_file(tmp_path, monkeypatch):
+    table = frame()
+    source = written(tmp_path / "rows", table)
+    whole = (source / "part-1.parquet").read_bytes()
+    read = []
+    plain = stored._frames
+
+    def frames(file, columns=None):
+        read.append(file.name)
+        for number, part in enumerate(plain(file, columns)):
+            if file.name == "part-1.parquet" and broken and number:
+                raise KeyboardInterrupt
+            yield part
+
+    monkeypatch.setattr(stored, "_frames", frames)
+    monkeypatch.setattr(stored, "AT_ONCE", 50)
+    broken = True
+    with pytest.raises(KeyboardInterrupt):
+        opened(source, tmp_path / "index")
+    broken, read[:] = False, []
+    found = opened(source, tmp_path / "index").records
+    assert read == ["part-1.parquet", "part-2.parquet"]
+    assert torch.equal(found.take(np.arange(500))[1], torch.tensor(table["ill"].to_list()))
+    again = opened(source, tmp_path / "other").records
+    assert found.fingerprint(bytes(32)) == again.fingerprint(bytes(32))
+    read[:] = []
+    opened(source, tmp_path / "index")
+    assert read == []
+    # other files or columns are never taken for those of the index
+    (source / "part-1.parquet").write_bytes(whole + b" ")
+    with pytest.raises(ValueError, match="files were changed"):
+        opened(source, tmp_path / "index")
+    with pytest.raises(ValueError, match="other files or columns"):
+        sgd.table(source, target="who", index=tmp_path / "other")
+
+
+def test_a_stream_is_read_once_and_a_column_of_tokens_is_a_feature(tmp_path):
+    tokens = np.random.default_rng(0).integers(0, 900, (70, 12)).astype(np.int32)
+    one = pl.DataFrame({"ids": tokens.tolist(), "y": [0, 1] * 35}, schema={"ids": pl.List(pl.Int32), "y": pl.Int64})
+    parts = [one[:30], one[30:30], one[30:]]
+    found = sgd.table(iter(parts), target="y", index=tmp_path / "index").records
+    x, y = found.take(np.arange(70))
+    assert x.dtype == y.dtype == torch.int64
+    assert (x.numpy() == tokens).all()
+    left = iter(parts)
+    sgd.table(left, target="y", index=tmp_path / "index")
+    assert next(left).height == 30  # the index is there
+    pictures = pl.DataFrame({"ids": (tokens % 256).astype(np.uint8), "y": [0.5] * 70})
+    x, y = sgd.table(iter([pictures]), target="y", index=tmp_path / "pictures").records.take(np.array([3, 1]))
+    assert (x.dtype, y.dtype) == (torch.uint8, torch.float32)
+    assert (x.numpy() == tokens[[3, 1]] % 256).all()
+    uneven = one.with_columns(pl.when(pl.col("y") == 1).then(pl.col("ids").list.head(3)).otherwise(pl.col("ids")))
+    with pytest.raises(ValueError, match="differ in length"):
+        sgd.table(iter([uneven]), target="y", index=tmp_path / "uneven")
+
+
+def test_what_no_run_may_read_is_refused_when_it_is_copied(tmp_path):
+    table = frame(20)
+    for change, match in (
+        (pl.lit(None).alias("x1"), "missing values"),
+        (pl.lit(float("nan")).alias("x1"), "NaN or infinite"),
+        (pl.lit("a").alias("x1"), "does not hold numbers"),
+        (pl.lit(0.5).alias("ill"), "give all one type"),
+    ):
+        other = table.with_columns(change.cast(pl.Float64) if match == "missing values" else change)
+        with pytest.raises(ValueError, match=match):
+            opened(iter([table, other]), tmp_path / match[:3])
+    with pytest.raises(ValueError, match="no column 'sick'"):
+        sgd.table(iter([table]), target="sick", index=tmp_path / "a")
+    with pytest.raises(FileNotFoundError, match="no Parquet or Arrow"):
+        opened(tmp_path / "nothing-*.parquet", tmp_path / "b")
+    with pytest.raises(ValueError, match="the data are empty"):
+        opened(iter([table[:0]]), tmp_path / "c")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "letters.txt").write_text("mine")
+    with pytest.raises(ValueError, match="something else"):
+        opened(iter([table]), tmp_path / "d")
+    there = opened(iter([table]), tmp_path / "e")
+    with open(there.records.path, "ab") as file:
+        file.truncate(100)
+    with pytest.raises(ValueError, match="not as long"):
+        opened(iter([table]), tmp_path / "e")
+
+
+def test_the_index_is_for_its_owner_and_a_ledger_knows_its_rows(tmp_path):
+    table = frame()
+    there = opened(iter([table]), tmp_path / "index")
+    for place in (tmp_path / "index", *(tmp_path / "index").iterdir()):
+        assert stat.S_IMODE(os.stat(place).st_mode) & 0o077 == 0
+    ledger = Ledger()
+    known = sgd.table(table[::-1], target="ill", exclude=["who"]).records
+    assert there.records.registered_as(ledger.secret()) == known.registered_as(ledger.secret())
+    assert there.records.labels().tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda s: s.name)
+def test_a_draw_in_pieces_is_the_draw_of_the_whole(sampler, monkeypatch):
+    key = Key(bytes([5]) * 32)
+    whole = [sampler.draw(key, step, 1000) for step in range(12)]
+    monkeypatch.setattr(sampling, "AT_ONCE", 37)
+    monkeypatch.setattr(draws, "_LISTED", 41)
+    for step, expected in enumerate(whole):
+        found = sampler.draw(key, step, 1000)
+        assert found.dtype == np.int64
+        assert (found == expected).all()
+    assert len(sampler.draw(key, 0, 0)) == 0
+
+
+@pytest.mark.parametrize("kind", [Poisson, RandomBins, CyclicPoisson, TruncatedPoisson])
+def test_memory_of_a_draw_does_not_grow_with_the_number_of_records(kind):
+    """One word for each record would be 256 MB here; untouched pages of the list of those drawn are none."""
+    units = 1 << 25
+    more = {"groups": 8} if kind is CyclicPoisson else {}
+    sampler = kind(units, 1000, **more)
+    key = Key(bytes(32))
+    tracemalloc.start()
+    try:
+        chosen = sampler.draw(key, 3, units)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 700 < len(chosen) < 1300
+    assert peak < (draws._LISTED + 6 * sampling.AT_ONCE) * 8 < units * 8
