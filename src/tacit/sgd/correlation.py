@@ -26,44 +26,79 @@ Array = npt.NDArray[np.float64]
 MOST_BANDS = 128
 #: A column norm is rounded down by this much, so that no column is longer than 1.
 SHORTER = 1e-12
+#: For longer runs coefficients and predictions are those of a run of so many steps with the same course of learning
+#: rates. That is near the best (docs/results/correlated.md), and has no part in the price.
+LONGEST = 2_048
 
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What the optimizer makes of the released gradients: the weights after t steps are a filter of them.
+    """What the optimizer makes of the released gradients: weights are sums of them, as plain SGD makes them.
+
+    Step t makes v = momentum · v + g + decay · w, and then w = w - rate · v.
 
     Args:
-        momentum: The momentum of plain SGD. Default: 0.
-        decay: By how much weights shrink in a step: learning rate times weight decay. Default: 0.
+        momentum: The momentum. Default: 0.
+        decay: The weight decay. Default: 0.
+        rates: The learning rate of each step; one number stands for all steps, and fewer numbers than steps are
+            stretched. Default: 1.
+        nesterov: Whether v is taken one step ahead, as torch does it. Default: ``False``.
 
     Raises:
         ValueError: If a number is out of range.
 
     Example:
-        >>> Workload(momentum=0.5).response(4)
+        >>> Workload(momentum=0.5).moved(4)[0]  # by a gradient of the first step, after each step
         array([1.   , 1.5  , 1.75 , 1.875])
     """
 
     momentum: float = 0.0
     decay: float = 0.0
+    rates: tuple[float, ...] = (1.0,)
+    nesterov: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "rates", tuple(map(float, self.rates)))
         for name in ("momentum", "decay"):
-            value = float(getattr(self, name))
-            if not 0 <= value < 1:
-                raise ValueError(f"{name} must be at least 0 and below 1, not {value:g}")
-            object.__setattr__(self, name, value)
+            object.__setattr__(self, name, float(getattr(self, name)))
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be at least 0 and below 1, not {self.momentum:g}")
+        if not (self.rates and all(math.isfinite(r) and r >= 0 for r in (*self.rates, self.decay))):
+            raise ValueError("decay and rates must be finite numbers that are not negative, at least one rate")
 
-    def response(self, steps: int) -> Array:
-        """What one gradient has moved the weights by after 1, 2, … steps, in units of the learning rate.
+    def states(self, count: int) -> tuple[Array, Array]:
+        """How each step moves the state (v, weights): by the state before it, and by its gradient.
 
         Args:
-            steps: How many steps.
+            count: The number of steps.
 
         Returns:
-            One number per step.
+            A 2 × 2 matrix and a vector of 2 for each step.
         """
-        return _divided(_divided(np.eye(1, steps)[0], (1.0, -self.momentum)), (1.0, self.decay - 1.0))
+        rate = np.array(self.rates)[np.arange(count) * len(self.rates) // count]
+        m, d, ahead = self.momentum, self.decay, float(self.nesterov)
+        own, kept = ahead + (m if ahead else 1.0), m if ahead else 1.0
+        before, by = np.empty((count, 2, 2)), np.ones((count, 2))
+        before[:, 0, 0], before[:, 0, 1] = m, -d
+        before[:, 1, 0], before[:, 1, 1] = rate * kept * m, 1 - rate * own * d
+        by[:, 1] = rate * own
+        return before, by
+
+    def moved(self, count: int) -> Array:
+        """By how much a gradient has moved the weights after each step.
+
+        Args:
+            count: The number of steps.
+
+        Returns:
+            A row for the gradient of each step.
+        """
+        (before, by), found, state = self.states(count), np.zeros((count, count)), np.zeros((count, 2))
+        for step in range(count):
+            state = state @ before[step].T
+            state[step] = by[step]
+            found[:, step] = state[:, 1]
+        return found
 
 
 #: What is made of gradients if nothing is said: their sums.
@@ -165,14 +200,14 @@ class Correlation:
             workload: What the optimizer makes of the gradients. Default: their sums.
 
         Returns:
-            The error, in units of noise multiplier, clip norm and learning rate.
+            The error, in units of noise multiplier and clip norm.
         """
-        response = workload.response(steps)
+        form = _form(workload, steps)
         if self.inverse:
-            beta = np.convolve(response, self.coefficients)[:steps]
+            x = np.pad(self.coefficients[: len(form)], (0, max(0, len(form) - self.bands)))
         else:
-            beta = _divided(response, self.coefficients)
-        return math.sqrt(float(_weights(steps) @ beta**2))
+            x = _divided(np.eye(1, len(form))[0], self.coefficients)
+        return math.sqrt(float(x @ form @ x))
 
 
 #: Independent noise: what DP-SGD has.
@@ -385,13 +420,13 @@ def best_banded(bands: int, steps: int, workload: Workload = SUMS) -> Correlatio
         return INDEPENDENT
     from scipy.optimize import minimize
 
-    response = workload.response(steps)
+    form = _form(workload, steps)
     start = np.cumprod([1.0, *((2 * k - 1) / (2 * k) for k in range(1, bands))])
 
     def loss(rest: Array) -> tuple[float, Array]:
         """log of error² · norm² as a function of c_1, c_2, … at c_0 = 1, and its gradient."""
         c = np.concatenate([[1.0], rest])
-        value, slope = _squared_error_and_slope(c, response)
+        value, slope = _squared_error_and_slope(c, form)
         norm = float(c @ c)
         if not (math.isfinite(value) and np.isfinite(slope).all()):  # C's inverse grows without end
             return 1e10, np.zeros(len(rest))
@@ -422,18 +457,41 @@ def _divided(series: Array, by: Sequence[float]) -> Array:
     return np.asarray(lfilter([1.0], np.asarray(by), series), dtype=float)
 
 
-def _weights(steps: int) -> Array:
-    """In which share of the first t steps, t = 1, 2, …, is the noise of step s the weights' own after t - s steps?"""
-    return np.arange(steps, 0, -1) / steps
+@functools.lru_cache(maxsize=1)
+def _form(workload: Workload, steps: int) -> Array:
+    """Q: noise of which every x_s is Σ_k b_k z_{s-k} has the mean square b·Qb in the weights, over all steps.
 
-
-def _squared_error_and_slope(column: Array, response: Array) -> tuple[float, Array]:
-    """Mean over t of Σ_{s<=t} β_s², β the response divided by the column, and its derivative by each number of that."""
-    steps, by = len(response), column.tolist()
+    Q_kl is the mean over t of Σ_j h_t(j+k) h_t(j+l), where h_t(s) is what a gradient of step s has moved the weights by
+    after step t. It is summed over lags, with the states of a linear system: forwards what a gradient made of the state
+    at step s, backwards what a state at step s makes of the weights from there on.
+    """
+    count = min(steps, LONGEST)
+    before, by = workload.states(count)
     with np.errstate(over="ignore", invalid="ignore"):
-        beta = _divided(response, by)
-        weight = _weights(steps)
-        value = float(weight @ beta**2)
-        back = _divided((2 * weight * beta)[::-1], by)[::-1]  # the transposed inverse of C, applied to the slope in β
-        slope = -np.array([back[j:] @ beta[: steps - j] for j in range(len(column))])
-    return value, slope
+        ahead, onwards = np.empty((count, 2)), np.zeros((2, 2))
+        for s in range(count - 1, -1, -1):
+            onwards = (before[s + 1].T @ onwards @ before[s + 1] if s + 1 < count else onwards) + [[0, 0], [0, 1]]
+            ahead[s] = onwards @ by[s]
+        state, lags = np.zeros((2, count)), np.zeros((count, count))
+        for s in range(count):  # column d of the state: what a gradient of step s - d made of it
+            state[:, 1:] = before[s] @ state[:, :-1]
+            state[:, 0] = by[s]
+            lags[s] = ahead[s] @ state
+    later = np.cumsum(lags[::-1], 0)[::-1]  # row k: the sum from step k on, by lag
+    form = np.zeros((count, count))
+    for k in range(count):
+        form[k, : k + 1] = form[: k + 1, k] = later[k, k::-1] / count
+    if not (np.isfinite(form).all() and form[0, 0] > 0):  # no learning, or weights that explode: nothing to choose by
+        return _form(SUMS, steps)
+    return form
+
+
+def _squared_error_and_slope(column: Array, form: Array) -> tuple[float, Array]:
+    """b·Qb for the first column b of C⁻¹, and its derivative by each number of C's column."""
+    size, by = len(form), column.tolist()
+    with np.errstate(over="ignore", invalid="ignore"):
+        b = _divided(np.eye(1, size)[0], by)
+        moved = form @ b
+        back = _divided(2 * moved[::-1], by)[::-1]  # the transposed inverse of C, applied to the slope in b
+        slope = -np.array([back[j:] @ b[: size - j] for j in range(len(column))])
+        return float(b @ moved), slope
