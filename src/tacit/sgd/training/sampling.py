@@ -382,8 +382,11 @@ class CyclicPoisson(_EachPass):
 
     def draw(self, key: Key, step: int, units: int) -> Indices:
         drawn = taking_part(key, step, units, self.rate)
-        groups = bins_of(key.derive("groups"), 0, units, self.groups)
-        return np.asarray(drawn[groups[drawn] == step % self.groups])
+        return np.asarray(drawn[self.groups_of(key, units)[drawn] == step % self.groups])
+
+    def groups_of(self, key: Key, units: int) -> npt.NDArray[np.uint64]:
+        """The group of every unit: a function of the secret key and of the unit's number alone."""
+        return bins_of(key.derive("groups"), 0, units, self.groups)
 
     def passed(self, step: acc.Mechanism) -> acc.Mechanism:
         return acc.CyclicPoissonSampled(step, self.rate, self.groups)  # type: ignore[arg-type]
