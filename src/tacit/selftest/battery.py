@@ -9,6 +9,7 @@ from __future__ import annotations
 from tacit.selftest.scene import Scene
 from tacit.selftest.scenes import (
     accounting,
+    correlated,
     curves,
     dropin,
     integrations,
@@ -38,6 +39,7 @@ FILES = (
     organisation,
     training,
     kinds,
+    correlated,
     resume,
     rules,
     ranks,
