@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tacit import accounting as acc
 from tacit import sgd
 from tacit.audit.record import check_record, mechanism_of
 from tacit.noise import Key, normal
+from tacit.selftest.ranks import on_ranks, possible
 from tacit.sgd.correlation import Correlation
 from tacit.sgd.release import EarlierNoise
 from tacit.sgd.training.canaries import AuditedTraining
@@ -283,3 +285,35 @@ def test_scores_of_canaries_tell_who_was_drawn(noise, options):
     taken = planted.choices.any(0)
     right = (planted.scores > 0) == planted.member
     assert right[taken].mean() > 0.99
+
+
+def released(noise, options, *, sharded=False):
+    """The noise of each step of a run without gradients, whole, wherever its pieces lay."""
+    model = nn.Linear(5, 7, bias=False)
+    nn.init.zeros_(model.weight)
+    if sharded:
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model)
+    made = training(noise, steps=9, still=True, model=model, key=Key(bytes(range(32)), repeatable=True), **options)
+    made.loss = made.loss_of_units = lambda model, batch: model(batch[0]).sum(1)
+    pieces = []
+    made.optimizer.register_step_pre_hook(lambda optimizer, *_: pieces.append(model.weight.grad))
+    with warnings.catch_warnings(action="ignore"):
+        run(made)
+    return torch.stack([p.full_tensor() if hasattr(p, "full_tensor") else p for p in pieces])
+
+
+@pytest.mark.skipif(not possible(), reason="needs torch.distributed and fork")
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_every_sharding_has_the_same_noise_bit_for_bit(world):
+    kinds = [(sgd.Banded(bands=4), {}), (sgd.BandedInverse(bands=4), {"sampler": "chunks"})]
+    alone = [released(*kind) for kind in kinds]
+    assert all(bool(noise.any()) for noise in alone)
+
+    def work(rank):
+        return [released(*kind, sharded=sharded).numpy() for kind in kinds for sharded in (False, True)]
+
+    for found in on_ranks(world, work, timeout=200.0):
+        for one, expected in zip(found, (alone[0], alone[0], alone[1], alone[1]), strict=True):
+            assert np.array_equal(one, expected.numpy())
