@@ -7,8 +7,8 @@ A network of 784, 128 and 10 units, batches of 500, plain SGD at a constant lear
 of noise the learning rate is the best of seven, for a seed of its own, on the first half of the test pictures; the
 seeds that are reported train with it and are measured on the other half. Each run is appended to a file of JSON lines,
 and one that is there is not repeated; ``--minutes`` ends the command after the run in which they pass. ``--predict``
-prints the noise in the weights that :func:`tacit.sgd.choose_bands` predicts for published runs, next to DP-SGD, and
-``--steps`` the time of a step by kind of noise.
+prints the noise in the weights that :func:`tacit.accounting.choose_bands` predicts for published runs, next to DP-SGD,
+and ``--steps`` the time of a step by kind of noise.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
+from tacit import accounting as acc
 from tacit import datasets, sgd
 
 #: (size, batch, steps, δ) of runs whose noise is predicted.
@@ -129,7 +130,7 @@ def predict() -> None:
         cells = []
         for epsilon in (1, 2, 4, 8, 16):
             began = time.perf_counter()
-            best = sgd.choose_bands(size, batch, steps, epsilon=epsilon, delta=delta, adjacency="add-remove")[0]
+            best = acc.choose_bands(size, batch, steps, epsilon=epsilon, delta=delta, adjacency="add-remove")[0]
             cells.append(f"{best.error:.3f} ({best.bands}, {time.perf_counter() - began:.1f} s)")
         print(f"N={size:,} B={batch:,} n={steps:,} δ={delta:g}: " + "  ".join(cells))
 

@@ -11,9 +11,10 @@ import torch
 from scipy.linalg import toeplitz
 
 from tacit import accounting as acc
+from tacit.accounting import choose_bands
+from tacit.accounting.correlated import Correlation, Workload, best_banded
 from tacit.noise import Key, normal
-from tacit.sgd import Banded, BandedInverse, choose_bands
-from tacit.sgd.correlation import Correlation, Workload, best_banded
+from tacit.sgd import Banded, BandedInverse
 from tacit.sgd.release import EarlierNoise
 from tacit.sgd.training.optimizers import workload_of
 

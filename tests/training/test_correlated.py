@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from tacit import accounting as acc
 from tacit import sgd
+from tacit.accounting.correlated import Correlation
 from tacit.audit.record import check_record, mechanism_of
 from tacit.noise import Key, normal
 from tacit.selftest.ranks import on_ranks, possible
-from tacit.sgd.correlation import Correlation
 from tacit.sgd.release import EarlierNoise
 from tacit.sgd.training.canaries import AuditedTraining
 from tacit.sgd.training.sampling import CyclicPoisson
@@ -232,7 +232,7 @@ def test_the_noise_in_the_weights_is_less_than_that_of_dp_sgd():
             squares += float(wide.weight.detach().square().mean())
         return math.sqrt(squares)
 
-    predicted = sgd.choose_bands(4000, 40, 60, epsilon=8.0, delta=1e-5)[0].error
+    predicted = acc.choose_bands(4000, 40, 60, epsilon=8.0, delta=1e-5)[0].error
     assert predicted < 0.8
     assert spread(sgd.Banded()) / spread(None) == pytest.approx(predicted, rel=0.1)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from tacit.accounting.correlated import Correlation
 from tacit.selftest.mutants.base import mutant, replaced
-from tacit.sgd.correlation import Correlation
 from tacit.sgd.release import EarlierNoise
 from tacit.sgd.training.sampling import CyclicPoisson
 

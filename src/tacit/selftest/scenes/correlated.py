@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from tacit import accounting as acc
+from tacit.accounting.correlated import Correlation
 from tacit.audit import statistics
 from tacit.audit.findings import Finding, holds
 from tacit.noise.keys import Key
 from tacit.selftest.scene import Scene, refused
 from tacit.sgd import Banded, Training
-from tacit.sgd.correlation import Correlation
 from tacit.sgd.training.sampling import CyclicPoisson
 
 BANDS, STEPS, DONE, UNITS, WIDE = 4, 24, 9, 200, 500

@@ -37,9 +37,9 @@ import torch
 from torch import Tensor, nn
 
 from tacit.accounting.base import owner_numbers
+from tacit.accounting.correlated import INDEPENDENT, Correlation
 from tacit.noise.keys import Key
 from tacit.noise.sampling import bernoulli_mask
-from tacit.sgd.correlation import INDEPENDENT, Correlation
 from tacit.sgd.gradients.batches import Loss, row_losses
 from tacit.sgd.torch_compat import pytree
 from tacit.sgd.training.config import RunSettings, TrainingKeywords, Value, shows_keywords

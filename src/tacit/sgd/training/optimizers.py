@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.sgd.correlation import Workload
+from tacit.accounting.correlated import Workload
 
 
 def workload_of(optimizer: torch.optim.Optimizer, scheduler: Any = None, steps: int = 1) -> Workload:

@@ -18,9 +18,10 @@ from typing import Any
 import torch
 
 from tacit import accounting as acc
+from tacit.accounting.correlated import INDEPENDENT, Correlation, Workload, choose_bands
 from tacit.noise.stream import UNRESOLVED_PAIR
 from tacit.noise.tensor import GENERATOR, tail_delta
-from tacit.sgd.correlation import INDEPENDENT, Banded, BandedInverse, Correlation, NoiseKind, Workload, choose_bands
+from tacit.sgd.correlation import Banded, BandedInverse, NoiseKind
 from tacit.sgd.release import AdaptiveClipping
 from tacit.sgd.training.optimizers import workload_of
 from tacit.sgd.training.sampling import CyclicPoisson, Poisson, Sampler
