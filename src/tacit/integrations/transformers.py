@@ -28,6 +28,7 @@ from tacit.integrations.trackers import record
 from tacit.ledger import Ledger
 from tacit.ledger.surroundings import count_or_refuse
 from tacit.opacus.data_loader import DPDataLoader
+from tacit.sgd.correlation import Banded
 from tacit.sgd.gradients import company
 from tacit.sgd.gradients.randomness import remember
 from tacit.sgd.hooked.draws import PrivateBatches
@@ -155,7 +156,7 @@ class PrivacyCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         optimizer = getattr(optimizer, "optimizer", optimizer)
         told |= {"loss": self.loss, "optimizer": optimizer, "schedule": getattr(schedule, "scheduler", schedule)}
         run.take_key(run.stamp(trainer.model, self.private.dataset, self.private.collate_fn, **told))
-        run.begin(trainer.model, optimizer, state.max_steps, summed=True)
+        run.begin(trainer.model, optimizer, state.max_steps, schedule=told["schedule"], summed=True)
         if state.global_step and not args.ignore_data_skip:
             # The trainer itself will pass over this many batches.
             run.batches.behind = (state.global_step % run.batches.steps) * (run.batches.parts or 1)
@@ -407,6 +408,7 @@ def make_private(
     dataset: str | None = None,
     purpose: str = "",
     unit: str = "record",
+    noise: Banded | None = None,
 ) -> Trainer:
     """Make a ``Trainer`` private. Call it before ``train()``.
 
@@ -433,6 +435,8 @@ def make_private(
         dataset: The name under which the data are registered in ``ledger``. Give both or neither.
         purpose: A public note that is stored with the charge.
         unit: Whom the guarantee protects. Only ``"record"`` is possible here.
+        noise: A :class:`tacit.sgd.Banded`: the noise of a step takes back noise of earlier ones, and groups of records
+            take turns (``docs/howto/correlated-noise.md``). Default: each step's noise is its own.
 
     Returns:
         The same trainer.
@@ -457,6 +461,7 @@ def make_private(
         dataset=dataset,
         purpose=purpose,
         unit=unit,
+        noise=noise,
     )
     if isinstance(trainer, PrivateMixin):
         raise ValueError("the trainer is private already")

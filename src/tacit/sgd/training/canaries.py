@@ -459,7 +459,7 @@ class AuditedTraining(Training):
         found: dict[str, Any] = {
             "mechanism": json.dumps(self.plan.mechanism.to_dict()),
             "drawn": drawn,
-            "per_pass": getattr(self.plan.sampler, "pass_length", self.plan.sampler.steps_per_epoch),
+            "per_pass": self.plan.sampler.pass_length,
             "size": self.plan.sampler.size,
         }
         if self.canaries.kind == "gradient" and self.plan.kind == "gaussian":

@@ -251,15 +251,20 @@ class Plan:
     @property
     def generator(self) -> str:
         """Where the noise comes from, for the card."""
-        if self.correlation != INDEPENDENT:
-            how = "a banded inverse" if self.correlation.inverse else "a banded matrix"
-            return f"{GENERATOR}, correlated over {self.correlation.bands} steps by {how}"
-        return GENERATOR if self.kind == "gaussian" else "exact Laplace on a grid, bits from ChaCha12"
+        return generator_of(self.kind, self.correlation)
 
     def digest(self) -> str:
         """A digest of the whole description: equal for equal plans only."""
         text = json.dumps(self.to_dict(), sort_keys=True, ensure_ascii=False)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def generator_of(kind: str, correlation: Correlation) -> str:
+    """Where noise comes from and how it hangs together, in words."""
+    if correlation != INDEPENDENT:
+        how = "a banded inverse" if correlation.inverse else "a banded matrix"
+        return f"{GENERATOR}, correlated over {correlation.bands} steps by {how}"
+    return GENERATOR if kind == "gaussian" else "exact Laplace on a grid, bits from ChaCha12"
 
 
 def size_in_words(unit: str, *, given: bool) -> str:

@@ -43,6 +43,11 @@ class Sampler:
         """How many steps lie between two in which a unit takes part, at least: 1 where it may be in every step."""
         return 1
 
+    @property
+    def pass_length(self) -> int:
+        """The number of steps in a pass, which is what is priced where a unit takes part once in each."""
+        return self.steps_per_epoch
+
     def __post_init__(self) -> None:
         for name in ("size", "batch_size"):
             value = getattr(self, name)
@@ -115,11 +120,6 @@ class _EachStep(Sampler):
 
 class _EachPass(Sampler):
     """Samplers in which every unit takes part at most once in a pass over the data."""
-
-    @property
-    def pass_length(self) -> int:
-        """The number of steps in a pass."""
-        return self.steps_per_epoch
 
     def passed(self, step: acc.Mechanism) -> acc.Mechanism:
         raise NotImplementedError
