@@ -41,6 +41,7 @@ def most_moved(correlation: Correlation, steps: int, participations: int, apart:
     [
         (Correlation((0.8, 0.6)), True),
         (BandedInverse(bands=3).correlation(9), True),
+        (BandedInverse(coefficients=(1.0, -0.9)).correlation(9), True),
         (Correlation((1.0, 0.4, 0.3, 0.2)), True),
         (Correlation((0.5, 0.8, 0.1)), False),
         (Correlation((1.0, -0.5, 0.25)), False),
@@ -205,6 +206,7 @@ def test_seen_through_the_matrix_the_noise_is_that_of_the_key():
         lambda: Banded(coefficients=(0.0, 1.0)),
         lambda: Banded(coefficients=(1.0, math.nan)),
         lambda: BandedInverse(bands=2.5),
+        lambda: BandedInverse(bands=3, coefficients=(1.0, -0.5)),
         lambda: Workload(momentum=1.0),
     ],
 )

@@ -318,7 +318,8 @@ class PrivateRun:
         if self.saved is not None and self.saved.get("correlation") is not None:
             found = self.saved["correlation"]
             self.correlation = Correlation(tuple(found["coefficients"]), bool(found["inverse"]))
-            sampler = CyclicPoisson(sampler.size, sampler.batch_size, int(found["groups"]))
+            if found["groups"] > 1:
+                sampler = CyclicPoisson(sampler.size, sampler.batch_size, int(found["groups"]))
         else:
             chosen = correlated(self.noise, sampler, steps, sampler.adjacency, target, optimizer, schedule)
             sampler, self.correlation = chosen
@@ -462,9 +463,9 @@ class PrivateRun:
     def _hangs_together(self) -> dict[str, Any] | None:
         """How the noise hangs together, for a checkpoint: the schedule that it was chosen for may have moved on."""
         assert self.batches is not None
-        if not isinstance(self.batches.sampler, CyclicPoisson):
+        if self.noise is None:
             return None
-        return {**dataclasses.asdict(self.correlation), "groups": self.batches.sampler.groups}
+        return {**dataclasses.asdict(self.correlation), "groups": getattr(self.batches.sampler, "groups", 1)}
 
     def resume(self, state: Mapping[str, Any] | None, steps: int) -> None:
         """Take over a checkpoint's state, after ``steps`` steps; without one, that of the run that just ended."""

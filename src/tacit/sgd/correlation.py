@@ -53,13 +53,7 @@ class Banded:
     name: ClassVar[str] = "banded"
 
     def __post_init__(self) -> None:
-        if self.coefficients is not None:
-            numbers = tuple(map(float, self.coefficients))
-            object.__setattr__(self, "coefficients", numbers)
-            if self.bands not in (None, len(numbers)):
-                raise ValueError(f"bands={self.bands}, but there are {len(numbers)} coefficients: give one of them")
-            object.__setattr__(self, "bands", Correlation(numbers).bands)
-        _check_bands(self.bands)
+        _take_coefficients(self)
 
     def correlation(self, steps: int, workload: Workload = SUMS) -> Correlation:
         """The columns of C, of norm at most 1.
@@ -91,28 +85,33 @@ class BandedInverse:
 
     Guarantee:
         The whole run is one Gaussian mechanism of the plan's noise multiplier: its noise is scaled by what a unit can
-        move, which is exact (:meth:`Correlation.squared_sensitivity`).
+        move (:meth:`Correlation.squared_sensitivity`): exact where the column of C falls, else an upper bound.
 
     Args:
-        bands: How many draws a step's noise is made of. Default: 8.
+        bands: How many draws a step's noise is made of. Default: 8, or as many as there are coefficients.
+        coefficients: The first column of C⁻¹, such as ``(1, -0.9)`` for noise that takes back 0.9 of the step before.
+            Default: the first numbers of the inverse square root of the matrix of sums.
 
     Raises:
-        ValueError: If ``bands`` is not a whole number from 1 to 128.
+        ValueError: If ``bands`` is not a whole number from 1 to 128, or differs from the number of coefficients.
 
     Example:
         >>> BandedInverse(bands=3).correlation(100).coefficients
         (1.0, -0.5, -0.125)
     """
 
-    bands: int = 8
+    bands: int | None = None
+    coefficients: Sequence[float] | None = None
 
     name: ClassVar[str] = "banded-inverse"
 
     def __post_init__(self) -> None:
-        _check_bands(self.bands)
+        _take_coefficients(self)
+        if self.bands is None:
+            object.__setattr__(self, "bands", 8)
 
     def correlation(self, steps: int, workload: Workload = SUMS) -> Correlation:
-        """The first numbers of the inverse square root of the matrix of sums: 1, -1/2, -1/8, -1/16, ….
+        """The coefficients, or the first numbers of the inverse square root of the matrix of sums: 1, -1/2, -1/8, ….
 
         Args:
             steps: The length of the run.
@@ -121,6 +120,9 @@ class BandedInverse:
         Returns:
             The correlation of the noise.
         """
+        if self.coefficients is not None:
+            return Correlation(tuple(self.coefficients), inverse=True)
+        assert self.bands is not None
         numbers = [1.0]
         for k in range(1, min(self.bands, steps)):
             numbers.append(numbers[-1] * (2 * k - 3) / (2 * k))
@@ -145,7 +147,15 @@ def noise_kind(words: str | None) -> NoiseKind | None:
     return kinds[name](bands=int(bands)) if bands else kinds[name]()
 
 
-def _check_bands(bands: Any) -> None:
+def _take_coefficients(noise: NoiseKind) -> None:
+    """Coefficients as numbers, and as many bands as there are of them."""
+    if noise.coefficients is not None:
+        numbers = tuple(map(float, noise.coefficients))
+        object.__setattr__(noise, "coefficients", numbers)
+        if noise.bands not in (None, len(numbers)):
+            raise ValueError(f"bands={noise.bands}, but there are {len(numbers)} coefficients: give one of them")
+        object.__setattr__(noise, "bands", Correlation(numbers).bands)
+    bands: Any = noise.bands
     whole = isinstance(bands, int | np.integer) and not isinstance(bands, bool)
     if bands is not None and not (whole and 1 <= bands <= MOST_BANDS):
         raise ValueError(f"bands must be a whole number from 1 to {MOST_BANDS}, not {bands!r}")
