@@ -125,18 +125,18 @@ def show(rows: list[dict[str, Any]], epsilons: list[float], passes: int) -> None
 
 
 def predict() -> None:
-    """Predicted root mean squared noise in the weights, DP-SGD's as 1, with the number of bands."""
+    """Predicted root mean squared noise in the weights, DP-SGD's as 1, with the number of bands and seconds of CPU."""
     for size, batch, steps, delta in RUNS:
         cells = []
         for epsilon in (1, 2, 4, 8, 16):
-            began = time.perf_counter()
+            began = time.process_time()
             best = acc.choose_bands(size, batch, steps, epsilon=epsilon, delta=delta, adjacency="add-remove")[0]
-            cells.append(f"{best.error:.3f} ({best.bands}, {time.perf_counter() - began:.1f} s)")
+            cells.append(f"{best.error:.3f} ({best.bands}, {time.process_time() - began:.1f} s)")
         print(f"N={size:,} B={batch:,} n={steps:,} δ={delta:g}: " + "  ".join(cells))
 
 
 def steps() -> None:
-    """Median milliseconds of a step of this network by kind of noise: kept bands, and noise drawn again."""
+    """Median milliseconds of CPU of a step of this network by kind of noise: kept bands, and noise drawn again."""
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(20_000, 784, generator=generator), torch.randint(10, (20_000,), generator=generator)
     kinds: list[Any] = [None, *(sgd.Banded(bands=b) for b in (8, 32)), *(sgd.BandedInverse(bands=b) for b in (8, 32))]
@@ -151,9 +151,9 @@ def steps() -> None:
     times: list[list[float]] = [[] for _ in kinds]
     for batches in zip(*made, strict=True):
         for training, batch, mine in zip(made, batches, times, strict=True):
-            began = time.perf_counter()
+            began = time.process_time()
             training.step(batch)
-            mine.append(1000 * (time.perf_counter() - began))
+            mine.append(1000 * (time.process_time() - began))
     plain = float(np.median(times[0][32:]))
     for noise, mine in zip(kinds, times, strict=True):
         took = float(np.median(mine[32:]))  # from here on all bands are there
