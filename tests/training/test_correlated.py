@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -14,8 +15,11 @@ from torch.nn import functional as F
 
 from tacit import accounting as acc
 from tacit import sgd
+from tacit.accounting.correlated import Correlation
+from tacit.audit.record import check_record, mechanism_of
 from tacit.noise import Key, normal
-from tacit.sgd.correlation import Correlation
+from tacit.selftest.ranks import on_ranks, possible
+from tacit.sgd.release import EarlierNoise
 from tacit.sgd.training.canaries import AuditedTraining
 from tacit.sgd.training.sampling import CyclicPoisson
 
@@ -203,7 +207,7 @@ def test_other_refusals():
     with pytest.raises(TypeError, match="Banded"):
         training("banded")
     with pytest.raises(ValueError, match="canaries"):
-        training(sgd.Banded(bands=4), kind=AuditedTraining, canaries=3)
+        training(sgd.BandedInverse(bands=4), steps=41, sampler="chunks", kind=AuditedTraining, canaries=3)
     plan = training(sgd.Banded(bands=4)).plan
     with pytest.raises(ValueError, match="norm 1"):
         dataclasses.replace(plan, correlation=Correlation((2.0, 1.0)))
@@ -228,6 +232,88 @@ def test_the_noise_in_the_weights_is_less_than_that_of_dp_sgd():
             squares += float(wide.weight.detach().square().mean())
         return math.sqrt(squares)
 
-    predicted = sgd.choose_bands(4000, 40, 60, epsilon=8.0, delta=1e-5)[0].error
+    predicted = acc.choose_bands(4000, 40, 60, epsilon=8.0, delta=1e-5)[0].error
     assert predicted < 0.8
     assert spread(sgd.Banded()) / spread(None) == pytest.approx(predicted, rel=0.1)
+
+
+def audited(noise, *, steps=240, wide=200, **options):
+    """A run with a canary for every weight, and what its record says, worst first."""
+    model = nn.Linear(5, wide, bias=False)
+    options |= {"kind": AuditedTraining, "canaries": model.weight.numel()}
+    made = training(noise, steps=steps, model=model, key=Key(bytes(range(32)), repeatable=True), **options)
+    made.loss = made.loss_of_units = lambda model, batch: model(batch[0]).square().sum(1)
+    return run(made).planted()
+
+
+def worst(planted):
+    findings = check_record(planted, mechanism_of(planted))
+    return min(findings, key=lambda finding: finding.p_value)
+
+
+@pytest.mark.parametrize(
+    ("noise", "options"),
+    [
+        (sgd.Banded(bands=4), {}),
+        (sgd.Banded(bands=4), {"sampler": "chunks", "steps": 150}),
+        (sgd.BandedInverse(bands=4), {"sampler": "chunks", "steps": 60}),
+    ],
+)
+def test_canaries_see_correlated_noise_as_it_is_claimed(noise, options):
+    assert worst(audited(noise, **options)).p_value > 1e-7
+
+
+def test_canaries_see_that_noise_is_independent_which_is_priced_as_correlated(monkeypatch):
+    monkeypatch.setattr(EarlierNoise, "of", classmethod(lambda cls, correlation, steps: None))
+    found = worst(audited(sgd.Banded(bands=4)))
+    assert found.p_value < 1e-9
+    assert "noise" in found.check
+
+
+def test_canaries_see_that_a_group_is_sampled_twice_a_round(monkeypatch):
+    plain = CyclicPoisson.draw
+    monkeypatch.setattr(CyclicPoisson, "draw", lambda self, key, step, units: plain(self, key, step % 2, units))
+    assert worst(audited(sgd.Banded(bands=4), steps=40)).p_value < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("noise", "options"), [(sgd.Banded(bands=4), {}), (sgd.Banded(bands=4), {"sampler": "chunks"})]
+)
+def test_scores_of_canaries_tell_who_was_drawn(noise, options):
+    """Hardly any noise: whoever was drawn is seen, also in the last steps, whose columns of C are cut off."""
+    planted = audited(noise, steps=56, batch_size=100, noise_multiplier=0.05, **options)
+    taken = planted.choices.any(0)
+    right = (planted.scores > 0) == planted.member
+    assert right[taken].mean() > 0.99
+
+
+def released(noise, options, *, sharded=False):
+    """The noise of each step of a run without gradients, whole, wherever its pieces lay."""
+    model = nn.Linear(5, 7, bias=False)
+    nn.init.zeros_(model.weight)
+    if sharded:
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model)
+    made = training(noise, steps=9, still=True, model=model, key=Key(bytes(range(32)), repeatable=True), **options)
+    made.loss = made.loss_of_units = lambda model, batch: model(batch[0]).sum(1)
+    pieces = []
+    made.optimizer.register_step_pre_hook(lambda optimizer, *_: pieces.append(model.weight.grad))
+    with warnings.catch_warnings(action="ignore"):
+        run(made)
+    return torch.stack([p.full_tensor() if hasattr(p, "full_tensor") else p for p in pieces])
+
+
+@pytest.mark.skipif(not possible(), reason="needs torch.distributed and fork")
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_every_sharding_has_the_same_noise_bit_for_bit(world):
+    kinds = [(sgd.Banded(bands=4), {}), (sgd.BandedInverse(bands=4), {"sampler": "chunks"})]
+    alone = [released(*kind) for kind in kinds]
+    assert all(bool(noise.any()) for noise in alone)
+
+    def work(rank):
+        return [released(*kind, sharded=sharded).numpy() for kind in kinds for sharded in (False, True)]
+
+    for found in on_ranks(world, work, timeout=200.0):
+        for one, expected in zip(found, (alone[0], alone[0], alone[1], alone[1]), strict=True):
+            assert np.array_equal(one, expected.numpy())

@@ -18,6 +18,7 @@ from tacit.accounting.base import ADJACENCIES, Composed, Mechanism, from_dict, n
 from tacit.accounting.bound import Bound
 from tacit.accounting.brought import LossLaw, Outcomes, ProfileDP, RenyiDP, TradeoffDP, to_dp_accounting
 from tacit.accounting.calibration import calibrate, calibrate_delta, calibrate_rate, calibrate_steps
+from tacit.accounting.correlated import choose_bands
 from tacit.accounting.curves import Profile, Tradeoff, gdp_equivalent, profile, tradeoff
 from tacit.accounting.errors import AccountingError, AdjacencyError, PrivacyWarning, UnitError
 from tacit.accounting.filters import FilterExceeded, RenyiFilter, RenyiOdometer
@@ -102,6 +103,7 @@ __all__ = [
     "calibrate_delta",
     "calibrate_rate",
     "calibrate_steps",
+    "choose_bands",
     "compare",
     "compare_samplers",
     "delta",

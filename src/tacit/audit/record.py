@@ -25,6 +25,8 @@ from tacit.audit.findings import Finding, Power, holds
 from tacit.audit.implementation import check_sampling
 from tacit.sgd.training.canaries import Planted
 
+#: Samplers that are priced by passes, or rounds.
+PASSES = ("pass", "cyclic")
 #: The most canaries, or steps, whose noise is compared pair by pair.
 PAIRS = 1500
 #: Simulated runs behind a power.
@@ -40,7 +42,7 @@ class Claimed:
     Args:
         steps: The number of steps; of a sampler that works by passes, the number of passes.
         noise: How often each noise multiplier is priced.
-        sampler: ``poisson``, ``fixed``, ``pass`` (each unit once in a pass) or ``other``.
+        sampler: ``poisson``, ``fixed``, ``pass`` (each unit once in a pass), ``cyclic`` (at most once) or ``other``.
         rate: The probability with which a unit takes part in a step; of ``pass``, 1.
     """
 
@@ -66,6 +68,8 @@ class Claimed:
                 kind, rate = "poisson", float(part.rate)
             elif isinstance(part, acc.FixedSizeSampled):
                 kind, rate = "fixed", part.batch / part.examples
+            elif isinstance(part, acc.CyclicPoissonSampled):
+                kind, rate = "cyclic", float(part.rate)
             elif isinstance(part, acc.Shuffled | acc.BallsInBins):
                 kind, rate = "pass", 1.0
             else:
@@ -155,7 +159,7 @@ def _coins(planted: Planted) -> Finding:
 def _steps(planted: Planted, claimed: Claimed) -> Finding:
     """The steps that were made are the steps that are priced."""
     made = planted.steps if planted.residuals is None else len(planted.residuals)
-    passes = claimed.steps if claimed.sampler != "pass" else None
+    passes = claimed.steps if claimed.sampler not in PASSES else None
     if passes is None:
         passes = -(-made // planted.per_pass) if planted.per_pass else claimed.steps
         return holds("steps", passes <= claimed.steps, f"{made:,} steps made; {claimed.steps:,} passes are priced")
@@ -167,7 +171,7 @@ def _priced(planted: Planted, claimed: Claimed) -> Finding:
     assert planted.noise is not None
     assert planted.scale is not None
     each = np.asarray(planted.noise, dtype=np.float64)
-    if claimed.sampler == "pass" and (per_pass := planted.per_pass):
+    if claimed.sampler in PASSES and (per_pass := planted.per_pass):
         each = np.array([each[start : start + per_pass].min() for start in range(0, len(each), per_pass)])
     priced = np.sort(np.repeat(list(claimed.noise), list(claimed.noise.values())))[: len(each)]
     enough = len(each) <= claimed.steps and bool((np.sort(each) >= priced * (1 - 1e-9)).all())
@@ -192,6 +196,13 @@ def _choices(planted: Planted, mechanism: acc.Mechanism, claimed: Claimed) -> li
             Finding("sampling rate", often, seen),
             Finding("participation", statistics.overlap_p_value(masks), "how often two steps share a canary"),
         ]
+    if claimed.sampler == "cyclic":
+        groups = next(p for p, _ in mechanism.parts() if isinstance(p, acc.CyclicPoissonSampled)).groups
+        own = sum(masks[k::groups].any(0).astype(int) for k in range(groups))
+        found = [holds("groups", bool(np.max(own) <= 1), f"each canary slot in the steps of one of {groups} groups")]
+        rounds = masks[: len(masks) // groups * groups].reshape(-1, groups, masks.shape[1]).any(1)
+        each = acc.PoissonSampled(acc.Gaussian(1.0), claimed.rate)
+        return found + (check_sampling(rounds, each) if len(rounds) else [])
     return check_sampling(masks, mechanism, planted.per_pass or len(masks))
 
 

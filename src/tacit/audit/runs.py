@@ -92,7 +92,7 @@ def audit_implementation(
     if settings.pop("ledger", None) is not None:
         settings.pop("dataset", None)  # what is audited is the code: nothing of it is released or charged
     # Units, random views and checkpoints belong to the real run; here each record is a unit and is seen as it is.
-    for name in (*NOT_HERE, "ema", "scheduler", "purpose", "compile"):
+    for name in (*NOT_HERE, "ema", "scheduler", "purpose", "compile", "noise"):
         settings.pop(name, None)
     # The self-check is one of the checks here, and must not stop the others.
     settings["check"] = "never"

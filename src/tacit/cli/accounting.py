@@ -264,6 +264,15 @@ def calibrate(
     step, times, delta = found["step"], found["times"], found["delta"]
     told = _price(step, times, delta, adjacency, group)
     told["calibrated"] = {"parameter": missing[0], "value": found["value"], "target_epsilon": epsilon}
+    if (
+        missing[0] == "noise"
+        and batch
+        and examples
+        and sampler == "poisson"
+        and adjacency != "replace-one"
+        and group == 1
+    ):
+        told["bands"] = acc.choose_bands(examples, batch, times, epsilon=epsilon, delta=delta, adjacency=adjacency)[0]
     if plot is not None:
         _draw(plot, step, times, delta, adjacency, group, passes=run.passes)
     _tell(told, plot, as_json=as_json)
@@ -374,6 +383,8 @@ def _tell(told: dict[str, Any], plot: Path | None, *, as_json: bool) -> None:
             plain["risk"] = told["risk"].to_dict()
         if found:
             plain["calibrated"] = found
+        if "bands" in told:
+            plain["bands"] = dataclasses.asdict(told["bands"])
         if plot is not None:
             plain["plot"] = str(plot)
         typer.echo(json.dumps(plain, indent=2, ensure_ascii=False))
@@ -386,6 +397,12 @@ def _tell(told: dict[str, Any], plot: Path | None, *, as_json: bool) -> None:
     typer.echo(f"for {told['mechanism']!r}\n")
     typer.echo(repr(_compare(told)))  # after the certified price, which is there first
     typer.echo(f"\n{told['sentence']}")
+    if "bands" in told and told["bands"].bands > 1:
+        best = told["bands"]
+        typer.echo(
+            f"\nAt the same ε, noise=Banded() of {best.bands} bands (noise multiplier {best.noise_multiplier:.4g}) "
+            f"is predicted to leave {best.error:.3f} times that noise in the weights."
+        )
     if "risk" in told:
         typer.echo(f"\n{told['risk']!r}")
     if plot is not None:

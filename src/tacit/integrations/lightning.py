@@ -30,6 +30,7 @@ from tacit.ledger import Ledger, OperatorView
 from tacit.ledger.surroundings import SearchRefused
 from tacit.opacus.data_loader import DPDataLoader, batch_size_of
 from tacit.opacus.validators import ModuleValidator
+from tacit.sgd.correlation import Banded
 from tacit.sgd.hooked.loop import Loop, warn_about_noise
 
 try:
@@ -99,6 +100,8 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
         groups: Whose each record of the train loader's data set is: one id per record, or the name of a column of the
             data set. People are then drawn, batch sizes count people, and each shows one record a step. Default: every
             record is its own unit.
+        noise: A :class:`tacit.sgd.Banded`: the noise of a step takes back noise of earlier ones, and groups of records
+            take turns (``docs/howto/correlated-noise.md``). Default: each step's noise is its own.
 
     Raises:
         ValueError: If not exactly one of ``noise_multiplier`` and ``target_epsilon`` is given, or ``target_delta`` is
@@ -128,6 +131,7 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
         purpose: str = "",
         unit: str | None = None,
         groups: Any = None,
+        noise: Banded | None = None,
     ) -> None:
         self.run = PrivateRun(
             noise_multiplier=noise_multiplier,
@@ -140,6 +144,7 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
             purpose=purpose,
             unit=unit,
             groups=groups,
+            noise=noise,
         )
         self.batch_first = batch_first
         self.show_private, self.public_logs = show_private, frozenset(public_logs)
@@ -328,7 +333,9 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
             _share_key(run, stamp, trainer.global_rank)
         else:
             run.take_key(stamp)
-        loop = run.begin(pl_module, optimizer, steps, batch_dim=0 if self.batch_first else 1)
+        each_step = [config.scheduler for config in trainer.lr_scheduler_configs if config.interval == "step"]
+        schedule = each_step[0] if each_step else None
+        loop = run.begin(pl_module, optimizer, steps, schedule=schedule, batch_dim=0 if self.batch_first else 1)
         # Lightning divides the loss by the number of batches it accumulates.
         loop.watch.scale = float(trainer.accumulate_grad_batches)
         if trainer.world_size > 1:

@@ -15,6 +15,7 @@ trainer that trains again makes another run, and all runs of one object are clai
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -32,18 +33,22 @@ from torch.optim import Optimizer
 
 from tacit import accounting as acc
 from tacit.accounting.base import unit_of
+from tacit.accounting.correlated import INDEPENDENT, Correlation
 from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import Ledger, LedgerError, OperatorView
 from tacit.noise.keys import Key
 from tacit.opacus.accountants import IAccountant, create_accountant
+from tacit.sgd.correlation import Banded
 from tacit.sgd.hooked.draws import PrivateBatches, Spent
 from tacit.sgd.hooked.loop import Loop
 from tacit.sgd.hooked.owners import GIVE, Owners
 from tacit.sgd.hooked.prepaid import Prepaid, check_charged, check_terms, planned, recognised
+from tacit.sgd.release import EarlierNoise
 from tacit.sgd.training import checkpoint, identity
 from tacit.sgd.training.checkpoint import CheckpointError, key_folder
-from tacit.sgd.training.plan import Plan, make_plan
-from tacit.sgd.training.sampling import Poisson
+from tacit.sgd.training.config import PrivacyTarget
+from tacit.sgd.training.plan import Plan, correlated, generator_of, make_plan
+from tacit.sgd.training.sampling import CyclicPoisson, Poisson
 
 #: Records that are put together twice, to see whether that is done at random.
 LOOKED_AT = 32
@@ -123,7 +128,13 @@ class PrivateRun:
         purpose: str = "",
         unit: str | None = None,
         groups: Any = None,
+        noise: Banded | None = None,
     ) -> None:
+        if noise is not None and not isinstance(noise, Banded):
+            raise TypeError(f"noise must be a tacit.sgd.Banded(), for batches that are sampled, not {noise!r}")
+        self.noise = noise
+        #: How the noise of steps hangs together, from the beginning of a run.
+        self.correlation = INDEPENDENT
         self.unit, self.groups = unit_of(unit, owned=groups is not None, ids=GIVE), groups
         check_terms(ledger, dataset, Poisson.adjacency, self.unit)
         self.ledger, self.dataset, self.purpose = ledger, dataset, purpose
@@ -197,6 +208,7 @@ class PrivateRun:
             "parts": self.batches.parts,
             "clip": self.max_grad_norm,
             "noise": self.noise_multiplier,
+            **({} if self.noise is None else {"correlated": dataclasses.asdict(self.noise)}),
             "parameters": [[n, list(p.shape)] for n, p in model.named_parameters() if p.requires_grad],
             "data": [getattr(dataset, "_fingerprint", None), contents],
             **({"owners": owned} if (owned := self.batches.owners and self.batches.owners.digest) else {}),
@@ -262,10 +274,13 @@ class PrivateRun:
         stamp = key.stream("stamp", 0, self._stamp).tobytes().hex()
         return {"stamp": stamp, "computes": identity.keyed(self._parts, checkpoint.secret(key, "identity"))}
 
-    def begin(self, model: nn.Module, optimizer: Optimizer, steps: int, **options: Any) -> Loop:
+    def begin(
+        self, model: nn.Module, optimizer: Optimizer, steps: int, *, schedule: Any = None, **options: Any
+    ) -> Loop:
         """Choose the noise for ``steps`` steps, and stand at the model's border."""
         assert self.batches is not None
         assert self.key is not None
+        self._correlate(int(steps), optimizer, schedule)
         elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
         name = self._key_place[0]
         if self._planned is not None and self._planned.name != name and not self._given_up:
@@ -280,6 +295,7 @@ class PrivateRun:
                 noise_multiplier=plan.noise[0],
                 clip_norm=self.max_grad_norm,
                 key=self.key.derive(self._stamp),
+                earlier=EarlierNoise.of(self.correlation, plan.steps),
                 **options,
             )
             try:
@@ -301,6 +317,30 @@ class PrivateRun:
         self._handle = optimizer.register_step_pre_hook(self._before)
         return loop
 
+    def _correlate(self, steps: int, optimizer: Optimizer, schedule: Any) -> None:
+        """Who takes turns, and which noise is taken back: as in the saved run, or chosen by public numbers."""
+        assert self.batches is not None
+        self.correlation = INDEPENDENT
+        if self.noise is None:
+            return
+        sampler = self.batches.sampler
+        target = PrivacyTarget(epsilon=self.target_epsilon, noise_multiplier=self.noise_multiplier, delta=self.delta)
+        if self.saved is not None and self.saved.get("correlation") is not None:
+            found = self.saved["correlation"]
+            self.correlation = Correlation(tuple(found["coefficients"]), bool(found["inverse"]))
+            if found["groups"] > 1:
+                sampler = CyclicPoisson(sampler.size, sampler.batch_size, int(found["groups"]))
+        else:
+            chosen = correlated(self.noise, sampler, steps, sampler.adjacency, target, optimizer, schedule)
+            sampler, self.correlation = chosen
+        self.batches.sampler = sampler
+
+    def _passes(self, begin: int, end: int) -> range:
+        """The rounds, or passes, that these steps are part of."""
+        assert self.batches is not None
+        each = self.batches.sampler.pass_length
+        return range(begin // each, -(-end // each) if end > begin else begin // each)
+
     def _go_on(self, loop: Loop) -> None:
         """Count on from the checkpoint, where there is one."""
         assert self.batches is not None
@@ -309,15 +349,17 @@ class PrivateRun:
         self.accountant.load_state_dict(self.saved["accountant"])
         loop.steps = self.batches.next = int(self.saved["steps"])
         if self._same_noise and self.saved["steps_with_key"]:
-            loop.spent.add(loop.noise_multiplier, times=int(self.saved["steps_with_key"]))
+            times = int(self.saved["steps_with_key"])
+            loop.spent.add(loop.noise_multiplier, times=times, passes=self._passes(loop.steps - times, loop.steps))
 
     def _steps_of_this_key(self, loop: Loop, plan: Plan) -> Spent:
         """All steps that are planned with this key; those that were made with another are counted as they were."""
         found = Spent(plan.sampler, loop.spent.elements, plan.unit)
         found.name = loop.spent.name
-        steps = plan.steps - (loop.steps - len(loop.spent))
-        if steps > 0:
-            found.add(loop.noise_multiplier, times=steps)
+        begin = loop.steps - len(loop.spent)
+        if plan.steps > begin:
+            passes = self._passes(begin, plan.steps)
+            found.add(loop.noise_multiplier, times=plan.steps - begin, passes=passes)
         return found
 
     def _say_if_above_target(self, planned: Spent) -> None:
@@ -340,9 +382,8 @@ class PrivateRun:
             noise = float(self.saved["noise_multiplier"])
         if noise is not None:
             # Without a ledger nobody asks for the price of the plan.
-            return planned(
-                sampler, steps, float(noise), self.delta, elements if self.ledger is not None else 0, self.unit
-            )
+            counted = elements if self.ledger is not None else 0
+            return planned(sampler, steps, float(noise), self.delta, counted, self.unit, self.correlation)
         return make_plan(
             sampler,
             steps=steps,
@@ -353,6 +394,7 @@ class PrivateRun:
             adjacency=sampler.adjacency,
             elements=elements,
             unit=self.unit,
+            correlation=self.correlation,
         )
 
     def _pay(self, plan: Plan) -> None:
@@ -390,8 +432,10 @@ class PrivateRun:
                 paid.adopt({**entry, "left": 0})
                 return paid
         rest = plan
-        if done:
-            rest = planned(plan.sampler, plan.steps - done, plan.noise[0], plan.delta, plan.elements, plan.unit)
+        if done:  # a round that was begun is begun again, for other noise
+            each = plan.sampler.pass_length if isinstance(plan.sampler, CyclicPoisson) else 1
+            left = plan.steps - done // each * each
+            rest = planned(plan.sampler, left, plan.noise[0], plan.delta, plan.elements, plan.unit, plan.correlation)
         paid = Prepaid(ledger, dataset, rest, purpose=self.purpose, data=self._read)
         paid.begin()
         return paid
@@ -420,11 +464,19 @@ class PrivateRun:
             "steps_with_key": len(self.loop.spent),
             "accountant": self._claimed(self._planned).state_dict(),
             "noise_multiplier": self.loop.noise_multiplier,
+            "correlation": self._hangs_together(),
             "key": self._key_place[0],
             "key_file": self._key_place[1],
             **self._marks,
             "ledger": self.paid.entry() if self.paid is not None else None,
         }
+
+    def _hangs_together(self) -> dict[str, Any] | None:
+        """How the noise hangs together, for a checkpoint: the schedule that it was chosen for may have moved on."""
+        assert self.batches is not None
+        if self.noise is None:
+            return None
+        return {**dataclasses.asdict(self.correlation), "groups": getattr(self.batches.sampler, "groups", 1)}
 
     def resume(self, state: Mapping[str, Any] | None, steps: int) -> None:
         """Take over a checkpoint's state, after ``steps`` steps; without one, that of the run that just ended."""
@@ -539,6 +591,7 @@ class PrivateRun:
             basis=self.basis,
             sampler=self.batches.sampler.words,
             max_rows=self.batches.max_rows,
+            noise=generator_of("gaussian", self.correlation),
         )
 
     def diagnostics(self) -> OperatorView:

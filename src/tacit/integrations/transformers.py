@@ -28,6 +28,7 @@ from tacit.integrations.trackers import record
 from tacit.ledger import Ledger
 from tacit.ledger.surroundings import count_or_refuse
 from tacit.opacus.data_loader import DPDataLoader
+from tacit.sgd.correlation import Banded
 from tacit.sgd.gradients import company
 from tacit.sgd.gradients.randomness import remember
 from tacit.sgd.hooked.loop import warn_about_noise
@@ -154,7 +155,7 @@ class PrivacyCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         optimizer = getattr(optimizer, "optimizer", optimizer)
         told |= {"loss": self.loss, "optimizer": optimizer, "schedule": getattr(schedule, "scheduler", schedule)}
         run.take_key(run.stamp(trainer.model, self.private.dataset, self.private.collate_fn, **told))
-        run.begin(trainer.model, optimizer, state.max_steps, summed=True)
+        run.begin(trainer.model, optimizer, state.max_steps, schedule=told["schedule"], summed=True)
         if state.global_step and not args.ignore_data_skip:
             # The trainer itself will pass over this many batches.
             run.batches.behind = (state.global_step % run.batches.steps) * (run.batches.parts or 1)
@@ -407,6 +408,7 @@ def make_private(
     purpose: str = "",
     unit: str | None = None,
     groups: Any = None,
+    noise: Banded | None = None,
 ) -> Trainer:
     """Make a ``Trainer`` private. Call it before ``train()``.
 
@@ -438,6 +440,8 @@ def make_private(
         groups: Whose each record of ``train_dataset`` is: one id per record, or the name of a column of the data set.
             People are then drawn, batch sizes count people, and each shows one record a step. Default: every record is
             its own unit.
+        noise: A :class:`tacit.sgd.Banded`: the noise of a step takes back noise of earlier ones, and groups of records
+            take turns (``docs/howto/correlated-noise.md``). Default: each step's noise is its own.
 
     Returns:
         The same trainer.
@@ -463,6 +467,7 @@ def make_private(
         purpose=purpose,
         unit=unit,
         groups=groups,
+        noise=noise,
     )
     if isinstance(trainer, PrivateMixin):
         raise ValueError("the trainer is private already")

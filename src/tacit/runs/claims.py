@@ -23,6 +23,7 @@ import torch
 
 from tacit import __version__
 from tacit import accounting as acc
+from tacit.accounting.correlated import INDEPENDENT, Correlation
 from tacit.ledger import Ledger, LedgerError, Release
 from tacit.ledger.views import ChargeRecord
 from tacit.report import make_page, words
@@ -31,7 +32,6 @@ from tacit.runs.models import build
 from tacit.runs.publish import CANARIES, digest
 from tacit.runs.read import Form, schema_of
 from tacit.runs.settings import CONFIG, SCHEMA, Settings, SettingsError
-from tacit.sgd.correlation import INDEPENDENT, Correlation
 from tacit.sgd.training.canaries import Planted
 from tacit.sgd.training.plan import Plan
 from tacit.sgd.training.sampling import make_sampler, run_length

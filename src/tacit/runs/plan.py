@@ -18,7 +18,6 @@ from tacit.runs.models import build, loss_for
 from tacit.runs.read import Form
 from tacit.schema import Schema
 from tacit.sgd import Training
-from tacit.sgd.correlation import choose_bands
 
 #: Steps that are timed, after one to warm up.
 TIMED = 3
@@ -135,7 +134,7 @@ def _changes(case: Case, spread: float, parameters: int, linear: int) -> list[di
 
 def _correlated(case: Case, spread: float) -> list[dict[str, Any]]:
     """What noise that takes back noise of earlier steps is predicted to do, where that helps."""
-    best = choose_bands(
+    best = acc.choose_bands(
         case.examples, case.batch, case.steps, epsilon=case.epsilon, delta=case.delta, adjacency=case.adjacency
     )[0]
     if best.bands == 1:

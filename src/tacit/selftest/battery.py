@@ -9,6 +9,7 @@ from __future__ import annotations
 from tacit.selftest.scene import Scene
 from tacit.selftest.scenes import (
     accounting,
+    correlated,
     curves,
     dropin,
     filters,
@@ -40,6 +41,7 @@ FILES = (
     filters,
     training,
     kinds,
+    correlated,
     resume,
     rules,
     ranks,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tacit.accounting.errors import PrivacyWarning as PrivacyWarning
 from tacit.sgd.clip import ClippedGradients, clipped_grad
 from tacit.sgd.compile.program import NotCompiled
-from tacit.sgd.correlation import Banded, BandedInverse, choose_bands
+from tacit.sgd.correlation import Banded, BandedInverse
 from tacit.sgd.errors import (
     BatchMixing,
     ClippingError,
@@ -77,7 +77,6 @@ __all__ = [
     "Training",
     "UncoveredUse",
     "check",
-    "choose_bands",
     "clipped_grad",
     "example_gradients",
     "fit",

@@ -1,182 +1,24 @@
-"""How does the noise of a step take back noise of earlier steps, and what does one unit move then?
+"""Which correlated noise does a run have? Values for ``Training(noise=…)``, whose arithmetic is in the accounting room.
 
-Released are g_t + σ·C·x_t, where the x_t solve C x = z for independent standard normal z_t: C is lower triangular and
-Toeplitz with first column c. A unit that takes part in steps whose columns of C do not overlap moves the released
-sequence, seen through C, by its clip norm times √(number of participations), as long as each column has norm 1. So each
-of them costs what one Gaussian step of noise multiplier σ costs, while the noise of *sums* of steps, which is what
-weights are made of, nearly cancels. Formulas and proofs: docs/explanation/correlated-noise.md.
+Formulas and proofs: :mod:`tacit.accounting.correlated` and docs/explanation/correlated-noise.md.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from tacit import accounting as acc
-
-Array = npt.NDArray[np.float64]
-
-#: More bands than this are neither chosen nor taken: their noise takes this many tensors, or draws at every step.
-MOST_BANDS = 128
-#: A column norm is rounded down by this much, so that no column is longer than 1.
-SHORTER = 1e-12
-
-
-@dataclasses.dataclass(frozen=True)
-class Workload:
-    """What the optimizer makes of the released gradients: the weights after t steps are a filter of them.
-
-    Args:
-        momentum: The momentum of plain SGD. Default: 0.
-        decay: By how much weights shrink in a step: learning rate times weight decay. Default: 0.
-
-    Raises:
-        ValueError: If a number is out of range.
-
-    Example:
-        >>> Workload(momentum=0.5).response(4)
-        array([1.   , 1.5  , 1.75 , 1.875])
-    """
-
-    momentum: float = 0.0
-    decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("momentum", "decay"):
-            value = float(getattr(self, name))
-            if not 0 <= value < 1:
-                raise ValueError(f"{name} must be at least 0 and below 1, not {value:g}")
-            object.__setattr__(self, name, value)
-
-    def response(self, steps: int) -> Array:
-        """What one gradient has moved the weights by after 1, 2, … steps, in units of the learning rate.
-
-        Args:
-            steps: How many steps.
-
-        Returns:
-            One number per step.
-        """
-        return _divided(_divided(np.eye(1, steps)[0], (1.0, -self.momentum)), (1.0, self.decay - 1.0))
-
-
-#: What is made of gradients if nothing is said: their sums.
-SUMS = Workload()
-
-
-@dataclasses.dataclass(frozen=True)
-class Correlation:
-    """How the noise of a run hangs together: the first column of C, or of its inverse.
-
-    Args:
-        coefficients: The first numbers of the column; the others are 0.
-        inverse: Whether they are those of C⁻¹. Default: those of C.
-
-    Raises:
-        ValueError: If there are none, the first is not positive, or a number is not finite.
-
-    Example:
-        >>> pair = Correlation((0.8, 0.6))
-        >>> pair.bands, round(pair.squared_sensitivity(100), 6)
-        (2, 1.0)
-    """
-
-    coefficients: tuple[float, ...]
-    inverse: bool = False
-
-    def __post_init__(self) -> None:
-        numbers = tuple(float(c) for c in self.coefficients)
-        object.__setattr__(self, "coefficients", numbers)
-        if not (numbers and all(map(math.isfinite, numbers)) and numbers[0] > 0):
-            raise ValueError("coefficients must be finite numbers, of which the first is positive")
-        if len(numbers) > MOST_BANDS:
-            raise ValueError(f"{len(numbers)} bands are more than {MOST_BANDS}: their noise would take as many tensors")
-
-    @property
-    def bands(self) -> int:
-        """How many steps hang together directly."""
-        return len(self.coefficients)
-
-    def column(self, steps: int) -> Array:
-        """The first column of C.
-
-        Args:
-            steps: Its length.
-
-        Returns:
-            Its numbers.
-        """
-        first = np.zeros(steps)
-        first[: self.bands] = self.coefficients[:steps]
-        return _divided(np.eye(1, steps)[0], self.coefficients) if self.inverse else first
-
-    def squared_sensitivity(self, steps: int, participations: int = 1, apart: int = 1) -> float:
-        """The square of what one unit of clip norm 1 moves, rounded up.
-
-        Exact where the numbers of C's column fall and none is negative (Kalinin and Lampert 2024), or where columns do
-        not overlap; otherwise an upper bound, by the least falling column that is nowhere below it.
-
-        Args:
-            steps: The length of the run.
-            participations: In how many steps a unit takes part at most. Default: 1.
-            apart: How many steps lie between two of them at least. Default: 1.
-
-        Returns:
-            The squared L2 norm.
-        """
-        column = self.column(steps)
-        used = np.flatnonzero(column)
-        if participations == 1 or (len(used) and used[-1] < apart):
-            return participations * math.fsum(column**2) * (1 + SHORTER)
-        column = np.abs(column) * (1 + 1e-13)
-        falling = np.maximum.accumulate(column[::-1])[::-1]
-        moved = np.zeros(steps)
-        for number in range(participations):
-            start = number * apart
-            if start >= steps:
-                break
-            moved[start:] += falling[: steps - start]
-        return math.fsum(moved**2) * (1 + SHORTER)
-
-    def growth(self, steps: int) -> Array:
-        """By how much the variance of x_t is larger than that of z_t, at each step.
-
-        Args:
-            steps: The length of the run.
-
-        Returns:
-            One factor per step.
-        """
-        if self.inverse:
-            return np.cumsum(np.pad(self.coefficients[:steps], (0, max(0, steps - self.bands))) ** 2)
-        return np.cumsum(_divided(np.eye(1, steps)[0], self.coefficients) ** 2)
-
-    def error(self, steps: int, workload: Workload = SUMS) -> float:
-        """The root mean square, over all steps, of the noise in the weights: for noise of deviation 1 in each z_t.
-
-        Args:
-            steps: The length of the run.
-            workload: What the optimizer makes of the gradients. Default: their sums.
-
-        Returns:
-            The error, in units of noise multiplier, clip norm and learning rate.
-        """
-        response = workload.response(steps)
-        if self.inverse:
-            beta = np.convolve(response, self.coefficients)[:steps]
-        else:
-            beta = _divided(response, self.coefficients)
-        return math.sqrt(float(_weights(steps) @ beta**2))
-
-
-#: Independent noise: what DP-SGD has.
-INDEPENDENT = Correlation((1.0,))
+from tacit.accounting.correlated import (
+    MOST_BANDS,
+    SUMS,
+    Correlation,
+    Workload,
+    best_banded,
+    of_norm_one,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,13 +53,7 @@ class Banded:
     name: ClassVar[str] = "banded"
 
     def __post_init__(self) -> None:
-        if self.coefficients is not None:
-            numbers = tuple(map(float, self.coefficients))
-            object.__setattr__(self, "coefficients", numbers)
-            if self.bands not in (None, len(numbers)):
-                raise ValueError(f"bands={self.bands}, but there are {len(numbers)} coefficients: give one of them")
-            object.__setattr__(self, "bands", Correlation(numbers).bands)
-        _check_bands(self.bands)
+        _take_coefficients(self)
 
     def correlation(self, steps: int, workload: Workload = SUMS) -> Correlation:
         """The columns of C, of norm at most 1.
@@ -233,9 +69,9 @@ class Banded:
             ValueError: If ``bands`` is open.
         """
         if self.bands is None:
-            raise ValueError("the number of bands is open: give bands=, or ask choose_bands for it")
+            raise ValueError("the number of bands is open: give bands=, or ask tacit.accounting.choose_bands for it")
         if self.coefficients is not None:
-            return _of_norm_one(np.array(self.coefficients))
+            return of_norm_one(np.array(self.coefficients))
         return best_banded(min(self.bands, steps), steps, workload)
 
 
@@ -249,28 +85,33 @@ class BandedInverse:
 
     Guarantee:
         The whole run is one Gaussian mechanism of the plan's noise multiplier: its noise is scaled by what a unit can
-        move, which is exact (:meth:`Correlation.squared_sensitivity`).
+        move (:meth:`Correlation.squared_sensitivity`): exact where the column of C falls, else an upper bound.
 
     Args:
-        bands: How many draws a step's noise is made of. Default: 8.
+        bands: How many draws a step's noise is made of. Default: 8, or as many as there are coefficients.
+        coefficients: The first column of C⁻¹, such as ``(1, -0.9)`` for noise that takes back 0.9 of the step before.
+            Default: the first numbers of the inverse square root of the matrix of sums.
 
     Raises:
-        ValueError: If ``bands`` is not a whole number from 1 to 128.
+        ValueError: If ``bands`` is not a whole number from 1 to 128, or differs from the number of coefficients.
 
     Example:
         >>> BandedInverse(bands=3).correlation(100).coefficients
         (1.0, -0.5, -0.125)
     """
 
-    bands: int = 8
+    bands: int | None = None
+    coefficients: Sequence[float] | None = None
 
     name: ClassVar[str] = "banded-inverse"
 
     def __post_init__(self) -> None:
-        _check_bands(self.bands)
+        _take_coefficients(self)
+        if self.bands is None:
+            object.__setattr__(self, "bands", 8)
 
     def correlation(self, steps: int, workload: Workload = SUMS) -> Correlation:
-        """The first numbers of the inverse square root of the matrix of sums: 1, -1/2, -1/8, -1/16, ….
+        """The coefficients, or the first numbers of the inverse square root of the matrix of sums: 1, -1/2, -1/8, ….
 
         Args:
             steps: The length of the run.
@@ -279,6 +120,9 @@ class BandedInverse:
         Returns:
             The correlation of the noise.
         """
+        if self.coefficients is not None:
+            return Correlation(tuple(self.coefficients), inverse=True)
+        assert self.bands is not None
         numbers = [1.0]
         for k in range(1, min(self.bands, steps)):
             numbers.append(numbers[-1] * (2 * k - 3) / (2 * k))
@@ -303,137 +147,15 @@ def noise_kind(words: str | None) -> NoiseKind | None:
     return kinds[name](bands=int(bands)) if bands else kinds[name]()
 
 
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """Noise in the weights that is predicted for one number of bands.
-
-    Args:
-        bands: The number of bands.
-        noise_multiplier: What the price needs.
-        error: The predicted root mean squared noise in the weights, in units of that of DP-SGD at the same price.
-    """
-
-    bands: int
-    noise_multiplier: float
-    error: float
-
-
-def choose_bands(
-    size: int,
-    batch_size: int,
-    steps: int,
-    *,
-    epsilon: float,
-    delta: float,
-    adjacency: str = "zero-out",
-    workload: Workload = SUMS,
-) -> list[Choice]:
-    """What each number of bands (1, 2, 4, … and as many as fit) is predicted to bring at the same ε; the best first.
-
-    Everything is public. One band is DP-SGD; it is chosen where correlation does not help. The prediction counts noise
-    only, not what a larger batch of a group or the order of records does.
-
-    Args:
-        size: The number of units.
-        batch_size: The expected number of units in a step.
-        steps: The length of the run.
-        epsilon: The ε that the run may cost.
-        delta: The δ of the guarantee.
-        adjacency: Which data sets are neighbours. Default: ``"zero-out"``.
-        workload: What the optimizer makes of the gradients. Default: their sums.
-
-    Returns:
-        One choice for each number of bands, by predicted error.
-
-    Example:
-        >>> [choice.bands for choice in choose_bands(1000, 100, 100, epsilon=0.1, delta=1e-6)][0]
-        1
-    """
-    found: list[Choice] = []
-    most = min(MOST_BANDS, steps, size // batch_size or 1)
-    for bands in (*(2**k for k in range(most.bit_length()) if 2**k < most), most):
-        rate, rounds = bands * batch_size / size, -(-steps // bands)
-
-        def family(noise: float, rate: float = rate, rounds: int = rounds) -> acc.Mechanism:
-            return acc.PoissonSampled(acc.Gaussian(noise), min(rate, 1.0)) * rounds
-
-        noise = acc.calibrate(family, epsilon=epsilon, delta=delta, adjacency=adjacency)
-        found.append(Choice(bands, noise, noise * best_banded(bands, steps, workload).error(steps, workload)))
-        if found[-1].error > 1.1 * min(c.error for c in found):
-            break  # more bands than the best lose more and more
-    plain = found[0].error
-    return sorted((dataclasses.replace(c, error=c.error / plain) for c in found), key=lambda c: (c.error, c.bands))
-
-
-@functools.lru_cache(maxsize=64)
-def best_banded(bands: int, steps: int, workload: Workload = SUMS) -> Correlation:
-    """The column of norm 1 and this length with the least noise in the weights.
-
-    Args:
-        bands: The number of diagonals of C.
-        steps: The length of the run.
-        workload: What the optimizer makes of the gradients. Default: their sums.
-
-    Returns:
-        The correlation, by a quasi-Newton search from the square root of the matrix of sums.
-
-    Example:
-        >>> best_banded(2, 100).coefficients[1] > 0.5
-        True
-    """
-    if bands == 1:
-        return INDEPENDENT
-    from scipy.optimize import minimize
-
-    response = workload.response(steps)
-    start = np.cumprod([1.0, *((2 * k - 1) / (2 * k) for k in range(1, bands))])
-
-    def loss(rest: Array) -> tuple[float, Array]:
-        """log of error² · norm² as a function of c_1, c_2, … at c_0 = 1, and its gradient."""
-        c = np.concatenate([[1.0], rest])
-        value, slope = _squared_error_and_slope(c, response)
-        norm = float(c @ c)
-        if not (math.isfinite(value) and np.isfinite(slope).all()):  # C's inverse grows without end
-            return 1e10, np.zeros(len(rest))
-        return math.log(value) + math.log(norm), (slope / value + 2 * c / norm)[1:]
-
-    found = minimize(loss, start[1:], jac=True, method="L-BFGS-B", options={"maxiter": 300, "ftol": 1e-11})
-    best = _of_norm_one(np.concatenate([[1.0], found.x])).coefficients
-    # in few digits, so that another machine finds the same; cut off, so that no column gets longer
-    return Correlation(tuple(math.trunc(c * 1e6) / 1e6 for c in best))
-
-
-def _of_norm_one(column: Array) -> Correlation:
-    """This column, scaled to a norm that is not above 1."""
-    scale = (1 - SHORTER) / math.sqrt(math.fsum(column**2))
-    return Correlation(tuple((column * scale).tolist()))
-
-
-def _check_bands(bands: Any) -> None:
+def _take_coefficients(noise: NoiseKind) -> None:
+    """Coefficients as numbers, and as many bands as there are of them."""
+    if noise.coefficients is not None:
+        numbers = tuple(map(float, noise.coefficients))
+        object.__setattr__(noise, "coefficients", numbers)
+        if noise.bands not in (None, len(numbers)):
+            raise ValueError(f"bands={noise.bands}, but there are {len(numbers)} coefficients: give one of them")
+        object.__setattr__(noise, "bands", Correlation(numbers).bands)
+    bands: Any = noise.bands
     whole = isinstance(bands, int | np.integer) and not isinstance(bands, bool)
     if bands is not None and not (whole and 1 <= bands <= MOST_BANDS):
         raise ValueError(f"bands must be a whole number from 1 to {MOST_BANDS}, not {bands!r}")
-
-
-def _divided(series: Array, by: Sequence[float]) -> Array:
-    """The power series divided by a polynomial."""
-    from scipy.signal import lfilter
-
-    return np.asarray(lfilter([1.0], np.asarray(by), series), dtype=float)
-
-
-def _weights(steps: int) -> Array:
-    """In which share of the first t steps, t = 1, 2, …, is the noise of step s the weights' own after t - s steps?"""
-    return np.arange(steps, 0, -1) / steps
-
-
-def _squared_error_and_slope(column: Array, response: Array) -> tuple[float, Array]:
-    """Mean over t of Σ_{s<=t} β_s², β the response divided by the column, and its derivative by each number of that."""
-    steps, by = len(response), column.tolist()
-    with np.errstate(over="ignore", invalid="ignore"):
-        beta = _divided(response, by)
-        weight = _weights(steps)
-        value = float(weight @ beta**2)
-        back = _divided((2 * weight * beta)[::-1], by)[::-1]  # the transposed inverse of C, applied to the slope in β
-        slope = -np.array([back[j:] @ beta[: steps - j] for j in range(len(column))])
-    return value, slope

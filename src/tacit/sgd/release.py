@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from tacit.accounting.correlated import INDEPENDENT, Correlation
 from tacit.ledger import OperatorView
 from tacit.noise.keys import Key
 from tacit.noise.tensor import add_laplace_many_, add_normal_many_, normal
-from tacit.sgd.correlation import INDEPENDENT, Correlation
 from tacit.sgd.sharding.shards import ShardedParameters, add_noise_
 from tacit.sgd.torch_compat import foreach_add_, foreach_copy_, foreach_div_, foreach_neg_, foreach_norm
 

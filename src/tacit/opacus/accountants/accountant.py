@@ -193,6 +193,7 @@ class IAccountant:
                 {
                     "name": run.name,
                     "sampler": [run.sampler.name, run.sampler.size, run.sampler.batch_size],
+                    "groups": getattr(run.sampler, "groups", None),
                     "rate": _rate(run.sampler),
                     "releases": list(run.releases),
                     "passes": dict(run.passes),
@@ -222,9 +223,10 @@ class IAccountant:
         own = state_dict["tacit"]
         self._take_over(own.get("name"), own["noted"])
         for kept in own["runs"]:
-            name, size, batch = kept["sampler"]
-            rate = kept.get("rate")
-            sampler = make_sampler(name, size, batch) if rate is None else PoissonAtRate(size, batch, float(rate))
+            rate, groups = kept.get("rate"), kept.get("groups")
+            sampler = make_sampler(*kept["sampler"], groups=groups)
+            if rate is not None:
+                sampler = PoissonAtRate(sampler.size, sampler.batch_size, float(rate))
             run = Spent(sampler, kept["elements"], kept.get("unit", "record"))
             run.name = kept["name"]
             run.releases = [(float(a), int(b), int(c)) for a, b, c in kept["releases"]]

@@ -3,7 +3,18 @@
 Importing a file of this folder registers its mutants in :data:`MUTANTS`; :mod:`tacit.selftest.mutation` runs them.
 """
 
-from tacit.selftest.mutants import accounting, fresh, later, noise, ranks, rooms, sampling, scenes, sensitivity
+from tacit.selftest.mutants import (
+    accounting,
+    correlated,
+    fresh,
+    later,
+    noise,
+    ranks,
+    rooms,
+    sampling,
+    scenes,
+    sensitivity,
+)
 from tacit.selftest.mutants.base import FAMILIES, MUTANTS, Mutant, mutant, replaced
 
 __all__ = [
@@ -11,6 +22,7 @@ __all__ = [
     "MUTANTS",
     "Mutant",
     "accounting",
+    "correlated",
     "fresh",
     "later",
     "mutant",

@@ -25,7 +25,7 @@ from tacit.noise.tensor import tail_delta
 from tacit.sgd.gradients.padding import Padded
 from tacit.sgd.hooked.owners import Owners
 from tacit.sgd.training.plan import generator_delta
-from tacit.sgd.training.sampling import Chunks, Poisson, RandomBins, Sampler
+from tacit.sgd.training.sampling import Chunks, CyclicPoisson, Poisson, RandomBins, Sampler
 
 
 @dataclasses.dataclass(eq=False)
@@ -106,8 +106,8 @@ class PrivateBatches(TorchSampler[list[int]]):
         return self.sampler.steps_per_epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        each = self.sampler.steps_per_epoch
-        if not isinstance(self.sampler, Poisson):
+        each = self.sampler.pass_length
+        if not isinstance(self.sampler, Poisson | CyclicPoisson):
             # A pass begins with everybody: one that was left early is not taken up again.
             self.next = math.ceil(self.next / each) * each
         self.passes += 1

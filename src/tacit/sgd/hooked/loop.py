@@ -65,8 +65,11 @@ class Loop(OneProcess):
         batch_dim: int = 0,
         key: Key | None = None,
         check: bool = True,
+        earlier: release.EarlierNoise | None = None,
     ) -> None:
         self.parameters = check_parameters(model, optimizer)
+        #: which noise of earlier steps a step takes back; then noise and clip norm stay what they are
+        self.earlier, self._first = earlier, (float(noise_multiplier), clip_norm)
         self.batches = batches
         self.noise_multiplier, self.clip_norm, self.clipping = noise_multiplier, clip_norm, clipping
         self.optimizer, self.adaptive, self.mean = optimizer, adaptive, mean
@@ -214,7 +217,7 @@ class Loop(OneProcess):
         piece.taken = True
         sampler = self.batches.sampler
         if not isinstance(sampler, Poisson) and self._draws:
-            each = sampler.steps_per_epoch
+            each = sampler.pass_length
             if {draw // each for draw in self._draws} != {piece.draw // each}:
                 raise RuntimeError(
                     "gradients of two passes over the data were accumulated in one step, in which a record may be "
@@ -291,7 +294,9 @@ class Loop(OneProcess):
         sensitivity = max(self._sensitivity, spec.sensitivity if self._sums is None else 0.0)
         noise = float(self.noise_multiplier)
         own = self.adaptive.gradient_noise(noise) if self.adaptive is not None else noise
-        each = self.batches.sampler.steps_per_epoch
+        if self.earlier is not None:
+            self._check_in_turn(self.earlier)
+        each = self.batches.sampler.pass_length
         passes = {draw // each for draw in self._draws}
         if self.paid is not None:
             self.paid.take(noise, draws, passes)
@@ -310,8 +315,9 @@ class Loop(OneProcess):
         self.steps += 1
         self._closed = max([self._closed, *self._draws])
         expected = self.batches.sampler.divisor * draws
-        told = release.ReleaseNoise(own * sensitivity, expected if self.mean else 1.0)
-        gradients = release.noisy_gradients(sums, self.parameters, self._noise_key, step, told)
+        growth = 1.0 if self.earlier is None else self.earlier.growth[step]
+        told = release.ReleaseNoise(own * sensitivity, expected if self.mean else 1.0, growth=growth)
+        gradients = release.noisy_gradients(sums, self.parameters, self._noise_key, step, told, earlier=self.earlier)
         self._released = release.norms_of(list(gradients.values())), told.variance
         release.hand_over(gradients, self.parameters, self.optimizer, told)
         if self.adaptive is not None:
@@ -331,6 +337,17 @@ class Loop(OneProcess):
         self._forget()
         if self.paid is not None:
             self.paid.released()
+
+    def _check_in_turn(self, earlier: release.EarlierNoise) -> None:
+        """Refuse what the price of correlated noise does not cover: its steps have one draw each, in turn, alike."""
+        if (float(self.noise_multiplier), self.clip_norm) != self._first or self.adaptive is not None:
+            raise ValueError("correlated noise needs one noise multiplier and one clip norm for all steps")
+        if self._draws != {self.steps} or self.steps >= len(earlier.growth):
+            raise RuntimeError(
+                f"step {self.steps} of {len(earlier.growth)} was made of draw {sorted(self._draws)}: with correlated "
+                "noise every step has the draw of its own number, because groups of records take turns. Do not leave "
+                "batches out, end passes early or go on after the planned steps; or leave noise= out"
+            )
 
     def reduce(self, sums: dict[str, Tensor]) -> None:
         """Add up over processes, where there are several."""

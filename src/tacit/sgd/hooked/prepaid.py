@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tacit import accounting as acc
+from tacit.accounting.correlated import INDEPENDENT, Correlation
 from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import BudgetExceeded, Charge, ChargeError, FingerprintMismatch, Ledger, TermsError
 from tacit.ledger.fingerprint import fingerprint_of_items
@@ -143,7 +144,7 @@ class Prepaid(OneProcess):
 
     def entry(self) -> dict[str, Any] | None:
         """For the checkpoint of a run that keeps its key: which charge, and what it still covers."""
-        return None if self._entry is None else {**self._entry, "left": self.left}
+        return None if self._entry is None else {**self._entry, "left": self.left, "met": sorted(self._met)}
 
     def saved(self) -> dict[str, Any] | None:
         """For the checkpoint of a run that will go on with new noise."""
@@ -157,6 +158,7 @@ class Prepaid(OneProcess):
         """Go on under the charge of a checkpoint, with its key: the same releases, so nothing is charged again."""
         entry = check_charged(entry, self.ledger, self.dataset)
         self.adopt(entry)
+        self._met = set(entry.get("met", ()))
         if not self._confirmed(entry["charge"]):
             self.charge = self.ledger.resume(self.dataset, entry["charge"])
 
@@ -182,14 +184,14 @@ class Prepaid(OneProcess):
                 self.charge = charge
                 return
         self._say("the run of this checkpoint went on after it was saved, or was loaded before; its charge stays spent")
-        each = 1 if isinstance(plan.sampler, Poisson) else plan.sampler.steps_per_epoch
+        each = 1 if isinstance(plan.sampler, Poisson) else plan.sampler.pass_length
         self.noise = float(entry["noise"])
         self.plan = planned(plan.sampler, left * each, self.noise, plan.delta, plan.elements, plan.unit)
         self.quote()
 
     def adopt(self, entry: Mapping[str, Any]) -> None:
         """Count on from an entry, without a word to the ledger."""
-        self._entry = {k: v for k, v in entry.items() if k not in ("left", "notes")}
+        self._entry = {k: v for k, v in entry.items() if k not in ("left", "met", "notes")}
         self.left = int(entry["left"])
         self.noise = float(entry["noise"])
 
@@ -237,11 +239,19 @@ class Asked:
         plan, left = self.plan, max(0, self.plan.steps - done)
         found = Spent(plan.sampler, plan.elements, plan.unit)
         if left:
-            found.add(min(plan.noise), times=left, passes=range(math.ceil(left / plan.sampler.steps_per_epoch)))
+            found.add(min(plan.noise), times=left, passes=range(math.ceil(left / plan.sampler.pass_length)))
         return found
 
 
-def planned(sampler: Sampler, steps: int, noise: float, delta: float, elements: int, unit: str = "record") -> Plan:
+def planned(
+    sampler: Sampler,
+    steps: int,
+    noise: float,
+    delta: float,
+    elements: int,
+    unit: str = "record",
+    correlation: Correlation = INDEPENDENT,
+) -> Plan:
     """The plan of a run whose noise is given."""
     return make_plan(
         sampler,
@@ -253,6 +263,7 @@ def planned(sampler: Sampler, steps: int, noise: float, delta: float, elements: 
         adjacency=sampler.adjacency,
         elements=elements,
         unit=unit,
+        correlation=correlation,
     )
 
 
@@ -306,7 +317,7 @@ def check_charged(entry: Mapping[str, Any] | None, ledger: Ledger | None, datase
 
 
 def _priced_units(sampler: Sampler, steps: int) -> int:
-    return steps if isinstance(sampler, Poisson) else math.ceil(steps / sampler.steps_per_epoch)
+    return steps if isinstance(sampler, Poisson) else math.ceil(steps / sampler.pass_length)
 
 
 __all__ = ["Asked", "Prepaid", "check_charged", "check_terms", "planned", "recognised"]

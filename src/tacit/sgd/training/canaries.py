@@ -27,6 +27,7 @@ import errno
 import json
 import os
 import zipfile
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -36,13 +37,14 @@ import torch
 from torch import Tensor, nn
 
 from tacit.accounting.base import owner_numbers
+from tacit.accounting.correlated import INDEPENDENT, Correlation
 from tacit.noise.keys import Key
 from tacit.noise.sampling import bernoulli_mask
-from tacit.sgd.correlation import INDEPENDENT
 from tacit.sgd.gradients.batches import Loss, row_losses
 from tacit.sgd.torch_compat import pytree
 from tacit.sgd.training.config import RunSettings, TrainingKeywords, Value, shows_keywords
 from tacit.sgd.training.data import Batch, Records, Table, ids_of, records
+from tacit.sgd.training.sampling import CyclicPoisson
 from tacit.sgd.training.training import Training
 
 if TYPE_CHECKING:
@@ -92,10 +94,10 @@ class Planted:
     The record is what the tests of :mod:`tacit.audit.record` need; it is None in files of older versions, and parts of
     it are None for input canaries. ``mechanism`` is the plan's mechanism as JSON, ``noise`` the multiplier that each
     step is priced at, and ``scale`` that of the gradient's own noise. ``residuals`` (steps × canaries) is the noise of
-    each step in a canary's direction, in stated standard deviations. ``drawn`` (steps × canaries, packed bits) says
-    which slots the sampler chose, whatever their coin; a pass has ``per_pass`` steps. ``places`` and ``weights`` are
-    where the canaries point, and the final weights there. ``rounded`` says whether gradients had fewer bits than
-    float32, ``size`` how many slots the sampler has.
+    each step in a canary's direction, in stated standard deviations; correlated noise is seen through C, where it is
+    independent. ``drawn`` (steps × canaries, packed bits) says which slots the sampler chose, whatever their coin; a
+    pass has ``per_pass`` steps. ``places`` and ``weights`` are where the canaries point, and the final weights there.
+    ``rounded`` says whether gradients had fewer bits than float32, ``size`` how many slots the sampler has.
     """
 
     kind: str
@@ -179,6 +181,27 @@ class Planted:
             raise ValueError("the scores are not those of gradient or input canaries")
         if self.per_pass is not None and self.per_pass < 1:
             raise ValueError("a pass has one step or more")
+
+
+class Through:
+    """A sequence multiplied by C, one row a step: seen so, correlated noise is independent again.
+
+    >>> through = Through(Correlation((0.8, 0.6)))
+    >>> through(np.ones(1)), through(np.zeros(1)), through(np.zeros(1))
+    (array([0.8]), array([0.6]), array([0.]))
+    """
+
+    def __init__(self, correlation: Correlation) -> None:
+        self.first, *self.rest = correlation.coefficients
+        self.inverse = correlation.inverse
+        self.past: deque[npt.NDArray[np.float64]] = deque(maxlen=len(self.rest))
+
+    def __call__(self, row: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The row of this step, seen through C."""
+        earlier = sum((c * one for c, one in zip(self.rest, self.past, strict=False)), start=np.zeros_like(row))
+        found = (row - earlier) / self.first if self.inverse else self.first * row + earlier
+        self.past.appendleft(found if self.inverse else row)
+        return found
 
 
 class _Slots(Records):
@@ -269,8 +292,11 @@ class AuditedTraining(Training):
         super().__init__(model, optimizer, loss, slots, *settings.values, scheduler=scheduler, ema=ema)
         if self.ranks.world > 1 or self.shards is not None:
             raise ValueError("a run with canaries must be a single process: give distributed=False")
-        if self.plan.correlation != INDEPENDENT:
-            raise ValueError("canaries test independent noise: leave out noise=, or canaries")
+        if self.plan.correlation.inverse and self.plan.steps > self.plan.sampler.steps_per_epoch:
+            raise ValueError(
+                "the price of BandedInverse() over several passes has no passes in it that canaries could be compared "
+                "with: use noise=Banded(), one pass, or no canaries"
+            )
         if self.canaries.kind == "gradient":
             self._place_directions()
             self._hook = optimizer.register_step_pre_hook(self._look)
@@ -300,6 +326,16 @@ class AuditedTraining(Training):
             where = torch.from_numpy(self._places[here] - start).to(p.device)
             self._directions[name] = torch.from_numpy(here).to(p.device), where
             start += p.numel()
+        #: What steps show through C: of noise alone, of canaries, and of canaries if all of them were in.
+        self._through = tuple(Through(self.plan.correlation) for _ in range(3))
+        self._shown: deque[npt.NDArray[np.float64]] = deque()
+        self._judged = 0
+        self._group = np.zeros(self.canaries.count, dtype=np.int64)
+        if isinstance(self.plan.sampler, CyclicPoisson):
+            assert self.keys is not None
+            units = len(self.units or self.records)
+            groups = self.plan.sampler.groups_of(self.keys.sampler, units)
+            self._group = groups[units - self.canaries.count :].astype(np.int64)
 
     def draw(self, step: int) -> Batch:
         batch = super().draw(step)
@@ -335,24 +371,48 @@ class AuditedTraining(Training):
 
     def _look(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """What the noisy sum of this step says about each canary, less what real records put there."""
-        divisor = self.plan.sampler.divisor
-        rate = min(1.0, divisor / self.plan.sampler.size)
         noise = self.plan.gradient_noise[self.steps_executed] * self._sensitivity
-        kept = np.zeros(self.canaries.count, dtype=np.float32)
+        alone, lengths = np.zeros(self.canaries.count), np.ones(self.canaries.count)
         for name, p in self.parameters.items():
             which, where = self._directions[name]
             if p.grad is None or not len(which):
                 continue
-            seen = p.grad.detach().reshape(-1)[where].double() * divisor - self._without[name]
-            alone = seen - self._there[which] * self._lengths[name]
-            kept[which.cpu().numpy()] = (alone / noise if noise > 0 else alone / self._sensitivity).cpu().numpy()
-            seen = seen / self._lengths[name]
-            spread = noise / self._lengths[name]
-            if spread > 0 and self.plan.kind == "gaussian":
-                # (1 - q) N(0, σ²) + q N(1, σ²) against N(0, σ²): the best test there is, step by step.
-                seen = torch.log1p(rate * torch.expm1(((2 * seen - 1) / (2 * spread**2)).clamp(max=500.0)))
-            self._found[which.cpu().numpy()] += seen.cpu().numpy()
+            seen = p.grad.detach().reshape(-1)[where].double() * self.plan.sampler.divisor - self._without[name]
+            here = which.cpu().numpy()
+            alone[here] = (seen - self._there[which] * self._lengths[name]).cpu().numpy()
+            lengths[here] = self._lengths[name]
+        z, present = self._through[0](alone), self._through[1](self._there.cpu().numpy())
+        kept = (z / (noise or self._sensitivity)).astype(np.float32)
         self._residuals.append(kept[: max(1, KEPT // self.plan.steps)])
+        self._weigh(z / lengths + present, noise / lengths)
+
+    def _weigh(self, seen: npt.NDArray[np.float64], spread: npt.NDArray[np.float64]) -> None:
+        """Add to the scores what a step shows through C, in clip norms: the best test there is, step by step."""
+        correlation, step = self.plan.correlation, self.steps_executed
+        if self.plan.kind != "gaussian" or not spread.all():
+            self._found += seen
+        elif correlation != INDEPENDENT and self.plan.sampler.name == "chunks":  # everybody's steps are known
+            drawn = np.unpackbits(self._drawn[step], count=self.canaries.count).astype(np.float64)
+            there = self._through[2](drawn)
+            self._found += (2 * seen * there - there**2) / (2 * spread**2)
+        else:
+            self._spread = spread
+            self._shown.append(seen)
+            if len(self._shown) == correlation.bands:
+                self._judge()
+
+    def _judge(self) -> None:
+        """(1 - q) N(0, s) + q N(s, s) against N(0, s): whether canaries took part in the oldest step that is kept, seen
+        along its column of C, of squared length s in deviations of the noise."""
+        sampler, (*rows,) = self.plan.sampler, self._shown
+        column = np.array(self.plan.correlation.coefficients[: len(rows)])
+        along, length = column @ np.array(rows), float(column @ column)
+        rate = sampler.rate if isinstance(sampler, CyclicPoisson) else min(1.0, sampler.divisor / sampler.size)
+        ratio = np.minimum((2 * along - length) / (2 * self._spread**2), 500.0)
+        groups = sampler.groups if isinstance(sampler, CyclicPoisson) else 1
+        self._found += np.where(self._group == self._judged % groups, np.log1p(rate * np.expm1(ratio)), 0.0)
+        self._shown.popleft()
+        self._judged += 1
 
     def _losses(self) -> npt.NDArray[np.float64]:
         """The loss of every input canary with the weights as they are."""
@@ -377,6 +437,8 @@ class AuditedTraining(Training):
             raise RuntimeError("canaries can be read after the last step only: finish the run first")
         if self.canaries.kind == "gradient":
             self._hook.remove()
+            while self._shown:
+                self._judge()
             scores = self._found
         else:
             scores = self._before - self._losses()
@@ -399,7 +461,7 @@ class AuditedTraining(Training):
         found: dict[str, Any] = {
             "mechanism": json.dumps(self.plan.mechanism.to_dict()),
             "drawn": drawn,
-            "per_pass": self.plan.sampler.steps_per_epoch,
+            "per_pass": self.plan.sampler.pass_length,
             "size": self.plan.sampler.size,
         }
         if self.canaries.kind == "gradient" and self.plan.kind == "gaussian":

@@ -7,27 +7,54 @@ coordinates then move alike, and Adam becomes SGD with momentum. The variance is
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tacit.sgd.correlation import SUMS, Workload
+from tacit.accounting.correlated import Workload
 
 
-def workload_of(optimizer: torch.optim.Optimizer) -> Workload:
-    """What an optimizer makes of gradients, as far as that is a filter: plain SGD's momentum and decay, else sums.
+def workload_of(optimizer: torch.optim.Optimizer, scheduler: Any = None, steps: int = 1) -> Workload:
+    """What an optimizer makes of gradients, as far as that is a filter of them.
 
-    >>> workload_of(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1, momentum=0.9, weight_decay=0.1))
-    Workload(momentum=0.9, decay=0.01...)
+    That of plain SGD is exact. Adam's is that of its momentum, as if its second moment stood still; of other optimizers
+    the learning rates are known alone.
+
+    >>> weight = torch.nn.Parameter(torch.ones(1))
+    >>> optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, weight_decay=0.1)
+    >>> workload_of(optimizer)
+    Workload(momentum=0.9, decay=0.1, rates=(0.1,), nesterov=False)
+    >>> workload_of(optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5), 3).rates
+    (0.1, 0.05, 0.025)
     """
-    if type(optimizer) is not torch.optim.SGD:
-        return SUMS
     group = optimizer.param_groups[0]
-    rate = float(group.get("initial_lr", group["lr"]))  # a schedule may have begun to change it
-    decay = rate * float(group["weight_decay"])
-    return Workload(float(group["momentum"]), decay if decay < 1 else 0.0)
+    rates = (float(group["lr"]),) if scheduler is None else rates_of(optimizer, scheduler, steps)
+    momentum = decay = 0.0
+    if type(optimizer) is torch.optim.SGD:
+        momentum, decay = float(group["momentum"]), float(group["weight_decay"])
+    elif isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW | DPAdam):
+        momentum = float(group["betas"][0])
+    return Workload(momentum, decay, rates, bool(momentum and group.get("nesterov")))
+
+
+def rates_of(optimizer: torch.optim.Optimizer, scheduler: Any, steps: int) -> tuple[float, ...]:
+    """The learning rate of each step, by a copy of the schedule; only the first one, where it cannot be copied."""
+    rates = [float(optimizer.param_groups[0]["lr"])]
+    twin = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    twin.param_groups = [{**group, "params": []} for group in optimizer.param_groups]
+    try:
+        with warnings.catch_warnings(action="ignore"):  # the copy makes no steps
+            copied = copy.deepcopy(scheduler, {id(optimizer): twin})
+            for _ in range(steps - 1):
+                copied.step()
+                rates.append(float(twin.param_groups[0]["lr"]))
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
+        return tuple(rates[:1])
+    return tuple(rates)
 
 
 class DPAdam(torch.optim.Optimizer):

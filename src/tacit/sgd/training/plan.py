@@ -15,12 +15,16 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from tacit import accounting as acc
+from tacit.accounting.correlated import INDEPENDENT, Correlation, Workload, choose_bands
 from tacit.accounting.poisson import Accumulated
 from tacit.noise.stream import UNRESOLVED_PAIR
 from tacit.noise.tensor import GENERATOR, tail_delta
-from tacit.sgd.correlation import INDEPENDENT, Banded, BandedInverse, Correlation, NoiseKind, Workload, choose_bands
+from tacit.sgd.correlation import Banded, BandedInverse, NoiseKind
 from tacit.sgd.release import AdaptiveClipping
+from tacit.sgd.training.optimizers import workload_of
 from tacit.sgd.training.sampling import CyclicPoisson, Poisson, Sampler
 
 Schedule = float | Sequence[float] | Callable[[int], float]
@@ -260,15 +264,20 @@ class Plan:
     @property
     def generator(self) -> str:
         """Where the noise comes from, for the card."""
-        if self.correlation != INDEPENDENT:
-            how = "a banded inverse" if self.correlation.inverse else "a banded matrix"
-            return f"{GENERATOR}, correlated over {self.correlation.bands} steps by {how}"
-        return GENERATOR if self.kind == "gaussian" else "exact Laplace on a grid, bits from ChaCha12"
+        return generator_of(self.kind, self.correlation)
 
     def digest(self) -> str:
         """A digest of the whole description: equal for equal plans only."""
         text = json.dumps(self.to_dict(), sort_keys=True, ensure_ascii=False)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def generator_of(kind: str, correlation: Correlation) -> str:
+    """Where noise comes from and how it hangs together, in words."""
+    if correlation != INDEPENDENT:
+        how = "a banded inverse" if correlation.inverse else "a banded matrix"
+        return f"{GENERATOR}, correlated over {correlation.bands} steps by {how}"
+    return GENERATOR if kind == "gaussian" else "exact Laplace on a grid, bits from ChaCha12"
 
 
 def size_in_words(unit: str, *, given: bool) -> str:
@@ -277,18 +286,26 @@ def size_in_words(unit: str, *, given: bool) -> str:
 
 
 def correlated(
-    noise: NoiseKind | None, sampler: Sampler, steps: int, adjacency: str, target: Any, workload: Workload
+    noise: NoiseKind | None,
+    sampler: Sampler,
+    steps: int,
+    adjacency: str,
+    target: Any,
+    optimizer: torch.optim.Optimizer,
+    scheduler: Any = None,
 ) -> tuple[Sampler, Correlation]:
     """The sampler and the correlation of a run: what was asked for, with what was left open chosen by public numbers.
 
     >>> from types import SimpleNamespace
-    >>> target = SimpleNamespace(epsilon=2.0, delta=1e-5)
-    >>> sampler, found = correlated(Banded(), Poisson(50_000, 500), 2000, "zero-out", target, Workload())
+    >>> target, weight = SimpleNamespace(epsilon=2.0, delta=1e-5), torch.nn.Parameter(torch.ones(1))
+    >>> optimizer = torch.optim.SGD([weight], lr=0.1)
+    >>> sampler, found = correlated(Banded(), Poisson(50_000, 500), 2000, "zero-out", target, optimizer)
     >>> sampler.groups, found.bands
     (8, 8)
     """
     if noise is None:
         return sampler, INDEPENDENT
+    workload = workload_of(optimizer, scheduler, steps)
     if isinstance(noise, BandedInverse):
         return sampler, noise.correlation(steps, workload)
     if noise.bands is None:

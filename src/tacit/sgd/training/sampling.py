@@ -46,6 +46,11 @@ class Sampler:
         """How many steps lie between two in which a unit takes part, at least: 1 where it may be in every step."""
         return 1
 
+    @property
+    def pass_length(self) -> int:
+        """The number of steps in a pass, which is what is priced where a unit takes part once in each."""
+        return self.steps_per_epoch
+
     def __post_init__(self) -> None:
         for name in ("size", "batch_size"):
             value = getattr(self, name)
@@ -118,11 +123,6 @@ class _EachStep(Sampler):
 
 class _EachPass(Sampler):
     """Samplers in which every unit takes part at most once in a pass over the data."""
-
-    @property
-    def pass_length(self) -> int:
-        """The number of steps in a pass."""
-        return self.steps_per_epoch
 
     def passed(self, step: acc.Mechanism) -> acc.Mechanism:
         raise NotImplementedError
@@ -402,10 +402,14 @@ class CyclicPoisson(_EachPass):
     def draw(self, key: Key, step: int, units: int) -> Indices:
         drawn = taking_part(key, step, units, self.rate)
         found = [
-            start + at[bins_of(key.derive("groups"), 0, n, self.groups, offset=start)[at] == step % self.groups]
+            start + at[self.groups_of(key, n, start)[at] == step % self.groups]
             for start, n, at in _pieces(units, drawn)
         ]
         return np.concatenate(found).astype(np.int64)
+
+    def groups_of(self, key: Key, units: int, offset: int = 0) -> npt.NDArray[np.uint64]:
+        """The groups of units from ``offset`` on: a function of the secret key and of the unit's number alone."""
+        return bins_of(key.derive("groups"), 0, units, self.groups, offset=offset)
 
     def passed(self, step: acc.Mechanism) -> acc.Mechanism:
         return acc.CyclicPoissonSampled(step, self.rate, self.groups)  # type: ignore[arg-type]

@@ -44,7 +44,6 @@ from tacit.sgd.training.checkpoint import RunState
 from tacit.sgd.training.config import RunSettings, TrainingKeywords, Value, describes_keywords, shows_keywords
 from tacit.sgd.training.data import Batch, Physical, Table, records, weighted
 from tacit.sgd.training.kept import members_of, neighbours
-from tacit.sgd.training.optimizers import workload_of
 from tacit.sgd.training.pace import program_of
 from tacit.sgd.training.plan import Plan, correlated, make_plan, size_in_words
 from tacit.sgd.training.prefetch import BackgroundDraw
@@ -198,7 +197,8 @@ class Training(Resumable):
         self.data_name = self.ranks.first(lambda: known(self.ledger, self.dataset, self.records, charging.source))
         kind, steps = clipping.clipping, run_length(sampling.steps, sampling.epochs, sampler)
         adjacency = neighbours(self.units, found, sampler.adjacency)
-        sampler, correlation = correlated(target.noise, sampler, steps, adjacency, target, workload_of(self.optimizer))
+        optimizer, scheduler = self.optimizer, self.scheduler
+        sampler, correlation = correlated(target.noise, sampler, steps, adjacency, target, optimizer, scheduler)
         plan = make_plan(
             sampler,
             steps=steps,

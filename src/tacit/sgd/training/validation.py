@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tacit.accounting.correlated import INDEPENDENT
 from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import FingerprintMismatch, Ledger
-from tacit.sgd.correlation import INDEPENDENT
 from tacit.sgd.gradients.outside import Attributes
 from tacit.sgd.gradients.verify import trainable
 from tacit.sgd.sharding.ranks import DistributedError, Ranks
