@@ -166,7 +166,7 @@ def much(card: Release) -> str:
         rows.append([f'<b>this run, <span data-from="guarantee.epsilon.claimed">ε = {shown(claimed)}</span></b>',
                      f'<b data-from="guarantee.profile">{share}</b>'])  # fmt: skip
     text = (
-        own + table([("", ""), ("right guesses, at most", "n")], rows) + '<p class="muted" style="margin:14px 0 0">'
+        own + table([("ε", ""), ("right guesses, at most", "n")], rows) + '<p class="muted" style="margin:14px 0 0">'
         "For the round values: e^ε/(1 + e^ε), the most under pure differential privacy (δ = 0). A run is often well "
         "below that of its ε, because its ε is reached only in rare cases.</p>"
     )
@@ -370,7 +370,7 @@ def questions(card: Release) -> str:
             answers = ["<div>this run was not charged to a ledger: nobody kept count</div>"]
         link = f' <a href="#{place}">more</a>'
         rows.append([f"{i}", f'{question}<br><span class="muted">{who}</span>', "".join(answers) + link])
-    body = table([("", "n"), ("question", ""), ("answer", "")], rows, "questions")
+    body = table([("no.", "n"), ("question", ""), ("answer", "")], rows, "questions")
     return (
         '<h2 id="questions">Twenty questions of an officer</h2><section class="sheet"><p>From NIST SP 800-226 and from '
         f"the parts of an impact assessment (GDPR, Art. 35).</p>{body}</section>"

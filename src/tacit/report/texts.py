@@ -14,8 +14,8 @@ import importlib.resources
 import json
 import re
 
-#: Attributes that people read or hear.
-SPOKEN = ("aria-label", "placeholder", "alt")
+#: Attributes that people read or hear; those with data- are shown later.
+SPOKEN = ("aria-label", "placeholder", "alt", "data-busy", "data-later")
 #: Elements whose text is no language.
 SILENT = frozenset({"style", "script", "code", "pre"})
 #: A number by itself, as English writes it; not a version and not a part of a word.

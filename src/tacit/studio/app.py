@@ -66,6 +66,7 @@ QUESTIONS: dict[str, Question] = {
     "cost/accountants": _public(cost.accountants),
     "expected/statistics": _public(expected.statistics),
     "expected/regression": _public(expected.regression),
+    "expected/training": _public(expected.training),
     "ledger/overview": books.overview,
     "ledger/history": books.history,
     "ledger/planned": books.planned,
