@@ -18,6 +18,7 @@ from tacit import accounting as acc
 from tacit.ledger import Ledger
 from tacit.report import Run, make_card, write_page
 from tacit.schema import Boolean, Numeric, Schema, Unit
+from tacit.studio.shell import onward
 
 pytestmark = pytest.mark.skipif(
     programs() is None, reason="no Chromium with its driver on this machine: apt-get install chromium chromium-driver"
@@ -58,9 +59,13 @@ def address(home):
 
 
 @pytest.fixture(scope="module")
-def browser(address):
+def browser(address, home):
+    """Let in as the command does it: by a page of its own account's that goes on to the address."""
+    (home / "open.html").write_text(onward(address))
     with Browser() as made:
-        made.open(address)
+        made.open((home / "open.html").as_uri())
+        made.wait("return location.pathname === '/cost' && document.getElementById('noise') !== null")
+        assert "token" not in made.run("return location.href")
         yield made
 
 

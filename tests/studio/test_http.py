@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import pathlib
 import re
 import shlex
 import sqlite3
+import stat
 import time
+import urllib.parse
 
 import pytest
 
@@ -73,7 +76,9 @@ def test_without_a_token_nothing_is_shown(studio):
 def test_the_token_in_the_address_becomes_a_cookie_that_no_script_and_no_other_site_gets(studio):
     web = client(studio, "")
     answer = web.get(f"/?token={SECRET}")
-    assert (answer.status_code, answer.headers["location"]) == (303, "/cost")
+    assert answer.status_code == 200
+    assert SECRET not in answer.text
+    assert 'content="0; url=/cost"' in answer.text
     cookie = answer.headers["set-cookie"].lower()
     assert "httponly" in cookie
     assert "samesite=strict" in cookie
@@ -86,6 +91,30 @@ def test_a_wrong_token_is_refused_and_guessing_is_slowed_down(studio):
     assert answers[0] == 401
     assert 429 in answers
     assert web.get("/cost").status_code == 401
+
+
+def test_the_browser_is_not_started_with_the_token(tmp_path, monkeypatch):
+    import webbrowser
+
+    from typer.testing import CliRunner
+
+    from tacit.cli import build
+
+    opened = []
+
+    def look(address):
+        page = pathlib.Path(urllib.parse.urlsplit(address).path)
+        opened.append((address, page.read_text(), stat.S_IMODE(page.stat().st_mode), page))
+
+    monkeypatch.setattr(webbrowser, "open", look)
+    monkeypatch.setattr("tacit.studio.serve", lambda *_, ready, **__: ready(f"{BASE}/?token={SECRET}"))
+    told = CliRunner().invoke(build(), ["studio", "--runs", str(tmp_path)])
+    assert told.exit_code == 0, told.output
+    ((address, text, mode, page),) = opened
+    assert SECRET not in address
+    assert f"{BASE}/?token={SECRET}" in text
+    assert mode == 0o600
+    assert not page.exists()
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1:9999", "localhost.evil.example:8760", ""])
@@ -353,6 +382,7 @@ def test_runs_are_listed_compared_and_no_other_folder_is_reached(web, studio):
         assert ask(web, "runs/one", run=name)["status"] == 422
         assert ask(web, "runs/compared", **{"compare[]": [name, "one"]})["status"] == 422
     assert web.get("/runs/%2e%2e%2foutside/report").status_code == 404
+    assert ask(web, "runs/compared", **{"compare[]": 5})["status"] == 422
 
 
 def test_nothing_of_the_operators_log_is_shown(web, studio):

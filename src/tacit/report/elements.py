@@ -77,7 +77,8 @@ def table(heads: Iterable[tuple[str, str]], rows: Iterable[Iterable[str]], kind:
         for row in rows
     )
     # what scrolls sideways can be scrolled with keys too
-    return f'<div class="scroll" tabindex="0"><table class="{kind}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    whole = f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody>"
+    return f'<div class="scroll" tabindex="0"><table class="{kind}">{whole}</table></div>'
 
 
 def numbers(curve: dict[str, Any], name: str, heads: tuple[str, str, str], path: str) -> str:

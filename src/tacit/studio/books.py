@@ -18,7 +18,7 @@ from tacit.studio.fields import alert
 from tacit.studio.state import Studio
 
 #: The rules by which charges add up, in words.
-RULES = {"tight": "tight: Rényi orders or sums, as the first charge chose", "renyi": "Rényi orders", "sum": "sums"}
+RULES = {"tight": "Rényi or sums", "renyi": "Rényi orders", "sum": "sums"}
 
 
 def names(studio: Studio, who: Token) -> list[str]:
@@ -59,7 +59,15 @@ def overview(studio: Studio, who: Token, values: Mapping[str, Any]) -> dict[str,
                 f"<br><small>{state}</small>",
             ]
         )
-    heads = [("data set", ""), ("budget", ""), ("spent", ""), ("left", ""), ("used", ""), ("charges", ""), ("rule", "")]
+    heads = [
+        ("data set", ""),
+        ("budget", "w"),
+        ("spent", "w"),
+        ("left", "w"),
+        ("used", ""),
+        ("charges", ""),
+        ("rule", "w"),
+    ]
     note = (
         '<p class="muted">Left is an ε that fits whatever is charged next, as if its δ were 0. Under a rule with Rényi '
         "orders, noise with a δ may cost more than that and still fit: ask below.</p>"

@@ -148,7 +148,10 @@ def one(studio: Studio, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def compared(studio: Studio, values: Mapping[str, Any]) -> dict[str, Any]:
     """Two runs that have ended, side by side."""
-    chosen = [str(name) for name in values.get("compare[]", ())][:4]
+    given = values.get("compare[]", [])
+    if not isinstance(given, list):
+        raise FieldError("The question cannot be understood.")
+    chosen = [str(name) for name in given][:4]
     if len(chosen) < 2:
         return {"html": "<p>Tick two runs that have ended to see them side by side.</p>"}
     cards = [(name, card_of(folder(studio, name))) for name in chosen]

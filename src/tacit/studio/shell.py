@@ -106,11 +106,14 @@ def _expected(studio: Studio, who: Token, values: Mapping[str, Any]) -> str:
 
 def _ledger(studio: Studio, who: Token, values: Mapping[str, Any]) -> str:
     names = books.names(studio, who)
+    own = studio.tokens is not None or not studio.address.startswith(("http://", "https://"))
     head = (
         f'<p class="muted">You are <span translate="no">{html.escape(who.name)}</span>, in the role: '
         f"<span>{html.escape(who.role)}</span>.</p>"
-        f'<div class="sheet">{answer("ledger/overview", "Data sets", every=5000)}</div>'
-    )
+        if own
+        else "<p class='muted'>What you may do is decided by the service of the ledger: "
+        f"<code>{html.escape(studio.address)}</code></p>"
+    ) + (f'<div class="sheet">{answer("ledger/overview", "Data sets", every=5000)}</div>')
     if not names:
         return head
     fields = "".join(f.draw(values) for f in cost.FIELDS if f.name not in ("adjacency", "unit", "delta", "group"))
@@ -183,6 +186,15 @@ def door(message: str, language: str) -> str:
         "</form></main></body></html>"
     )
     return translated(text, language)
+
+
+def onward(place: str) -> str:
+    """A page that goes to another by itself."""
+    place = html.escape(place)
+    return (
+        f'<!DOCTYPE html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={place}">'
+        f'<title>tacit studio</title><p><a href="{place}">tacit studio</a></p>'
+    )
 
 
 def address(base: str, secret: str) -> str:
