@@ -309,9 +309,9 @@ def _sources_list(card: Release, path: str, absent: str) -> str:
     if not found:
         return f"<p>{absent}</p>"
     items = [
-        f"<li>{html.escape(s['name'])}: {html.escape(s['use'])}. "
-        f"Can it contain people whom the guarantee protects? {s['may_overlap']}."
-        f"{' ' + html.escape(s['note']) if s['note'] else ''}</li>"
+        f"<li><span>{html.escape(s['name'])}</span> (<span>{html.escape(s['use'])}</span>). "
+        f"<span>Can it contain people whom the guarantee protects?</span> <b>{s['may_overlap']}</b>"
+        f"{'<br><span class=muted>' + html.escape(s['note']) + '</span>' if s['note'] else ''}</li>"
         for s in found
     ]
     return f'<ul data-from="{path}">{"".join(items)}</ul>'

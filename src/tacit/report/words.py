@@ -214,6 +214,12 @@ def _one(part: acc.Mechanism) -> str:
         case acc.Selected():
             law = {"poisson": "Poisson", "threshold": "up to a threshold"}.get(part.distribution, _law(part.eta))
             return f"the best of {_short(part.runs)} runs on average ({law}), each of them: {inner}"
+        case acc.Votes():
+            return f"the largest of the teachers' votes with Gaussian noise of {_short(part.noise)} on every count"
+        case acc.LaplaceVotes():
+            return f"the largest of the teachers' votes with Laplace noise of {_short(part.scale)} on every count"
+        case acc.VoteCheck():
+            return f"a comparison of the teachers' largest count, with Gaussian noise of {_short(part.noise)}"
         case acc.ProfileDP():
             return "a mechanism that is known by its privacy profile"
         case acc.ApproxDP(epsilon=0):
