@@ -176,6 +176,15 @@ def test_each_of_twenty_questions_has_an_answer(card):
             assert f'id="{place}"' in text
 
 
+def test_a_question_without_an_answer_is_marked_before_the_signature(card):
+    marked = "to be answered before anybody signs"
+    full = dataclasses.replace(describe_fit(fitted(), "full", **STATED), data="the survey", records_public=False)
+    assert marked not in make_page(make_card(full))
+    bare = make_page(make_card(Run("bare", acc.Laplace(5.0), delta=1e-6)))
+    assert bare.count(marked) == 11
+    assert "Signature" in bare[bare.rindex(marked) :]
+
+
 def test_a_card_of_before_still_has_a_page(card, tmp_path):
     path = write_card(card, tmp_path / "privacy.json")
     old = json.loads(path.read_text())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -368,12 +369,16 @@ def questions(card: Release) -> str:
         answers = [_answer(card, path, show) for path, show in paths] or [_accuracy(card)]
         if place == "covers" and "ledger.spent" in dict(paths) and entry(card, "ledger") is None:
             answers = ["<div>this run was not charged to a ledger: nobody kept count</div>"]
+        if any(re.search(r"([Nn]ot stated\.?|nothing is stated\))<", answer) for answer in answers):
+            answers.append('<div class="mark-warn">to be answered before anybody signs</div>')
         link = f' <a href="#{place}">more</a>'
         rows.append([f"{i}", f'{question}<br><span class="muted">{who}</span>', "".join(answers) + link])
     body = table([("no.", "n"), ("question", ""), ("answer", "")], rows, "questions")
     return (
         '<h2 id="questions">Twenty questions of an officer</h2><section class="sheet"><p>From NIST SP 800-226 and from '
-        f"the parts of an impact assessment (GDPR, Art. 35).</p>{body}</section>"
+        f"the parts of an impact assessment (GDPR, Art. 35).</p>{body}<h3>Signed</h3>"
+        '<dl class="facts sign"><div><dt>Name and office</dt><dd>&nbsp;</dd></div><div><dt>Date</dt><dd>&nbsp;</dd>'
+        "</div><div><dt>Signature</dt><dd>&nbsp;</dd></div></dl></section>"
     )
 
 
