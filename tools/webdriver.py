@@ -55,7 +55,6 @@ class Browser:
         own = ["--no-sandbox"] if os.geteuid() == 0 else []
         arguments = [
             *OPTIONS, *own, f"--user-data-dir={self.folder.name}/profile", f"--window-size={width},{height}",
-            f"--blink-settings=preferredColorScheme={0 if dark else 1}",
         ]  # fmt: skip
         wanted = {
             "browserName": "chrome",
@@ -64,6 +63,7 @@ class Browser:
         }
         told = self._send("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
         self.base += f"/session/{told['sessionId']}"
+        self.look(width, height, dark=dark)
 
     def _send(self, method: str, path: str, body: Any = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
@@ -73,6 +73,14 @@ class Browser:
                 return json.load(answer)["value"]
         except urllib.error.HTTPError as error:
             raise RuntimeError(json.load(error)["value"]["message"]) from None
+
+    def look(self, width: int, height: int, *, dark: bool = False) -> None:
+        """A view of exactly this size (a window is never narrower than 500 pixels), asked to be light or dark."""
+        self.width, self.dark = width, dark
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        for name, values in (("setDeviceMetricsOverride", size), ("setEmulatedMedia", {"features": scheme})):
+            self._send("POST", "/goog/cdp/execute", {"cmd": f"Emulation.{name}", "params": values})
 
     def open(self, address: str) -> None:
         """Open an address and wait until it is loaded."""
@@ -108,8 +116,7 @@ class Browser:
     def picture(self, path: Path, height: int | None = None) -> None:
         """A picture of the window; of ``height`` pixels where that is given."""
         if height is not None:
-            size = self._send("GET", "/window/rect")
-            self._send("POST", "/window/rect", {"width": size["width"], "height": height})
+            self.look(self.width, height, dark=self.dark)
         path.write_bytes(base64.b64decode(self._send("GET", "/screenshot")))
 
     def log(self, kind: str) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import sys
@@ -12,11 +13,13 @@ import pytest
 from tacit import accounting as acc
 from tacit.ledger import Ledger
 from tacit.linear_model import LinearRegression, LogisticRegression
-from tacit.report import Run, Statement, describe_fit, make_card, make_page, read_card, write_card, write_page
+from tacit.report import Run, Statement, describe_fit, make_card, make_page, read_card, words, write_card, write_page
+from tacit.report.deployments import DEPLOYMENTS
 from tacit.report.officer import QUESTIONS
 from tacit.report.pdf import NoPrinter, write_pdf
 from tacit.report.registry import OPEN, RegistryAnswers, make_record, to_yaml
 from tacit.report.texts import catalogue, numbers, say, translated
+from tacit.report.words import size
 from tacit.schema import Categorical, Numeric, Schema, Unit
 from tests.report.common import run
 from tests.report.test_page import browser, read
@@ -87,7 +90,8 @@ def test_the_released_coefficients_are_those_of_the_fit_with_their_intervals_and
     assert [told["age"]["lower"], told["age"]["upper"]] == ends[0].tolist()
     assert told["intercept"]["value"] == fit.intercept_
     assert card.source("released").startswith("charged to clinic (charge ")
-    assert f"{fit.coef_[0]:.4g}" in table(page, "released")
+    assert size(fit.coef_[0]) in table(page, "released")
+    assert not re.search(r"\de[+-]", "".join(table(page, "released")))  # no number is written as a program writes it
 
 
 def test_what_was_not_charged_is_public_as_an_output_of_the_mechanism():
@@ -122,6 +126,43 @@ def test_how_much_epsilon_is_follows_from_the_certified_profile(card, page):
     assert 0.5 + best / 2 <= shown <= 0.5 + best / 2 + 0.0012
 
 
+def test_this_run_stands_among_deployments_of_others_in_the_order_of_epsilon(page):
+    rows = re.findall(r"<tr>.*?</tr>", page[page.index("Next to what others published") :].split("</table>")[0])[1:]
+    epsilons = [float(re.sub(r"<[^>]+>", "", row.split("</td>")[2])) for row in rows]
+    assert epsilons == sorted(epsilons)
+    assert len(epsilons) == len(DEPLOYMENTS) + 1
+    (own,) = [row for row in rows if "this run" in row]
+    assert 'data-from="guarantee.epsilon.claimed">2<' in own
+    none = make_page(make_card(Run("bare", acc.Gaussian(0.0), delta=1e-6)))
+    assert "this run" in none[none.index("Next to what others published") :].split("</table>")[0].split("<tr>")[-1]
+
+
+def test_the_file_says_what_a_program_would_and_the_page_does_not():
+    chosen = acc.Selected(acc.PoissonSampled(acc.Gaussian(3.0), 0.1) * 20 + acc.ApproxDP(0.0, 1e-20), gamma=0.5)
+    text = make_page(make_card(Run("search", chosen, delta=1e-6)))
+    body = " ".join(
+        piece for piece, _ in read(text[: text.index("<h2>The privacy card")] + "</main></body></html>").pieces
+    )
+    assert "the best of 2 runs on average (geometric), each of them: 20 times: Gaussian noise of 3" in body
+    assert "a failure with a chance of at most 1e-20" in body
+    assert not re.search(r"[A-Z][a-z]+\(|=0\.|gamma|mean 10|deltas", body)
+
+
+def test_what_a_fit_assumes_of_its_rows_is_said_on_its_report(card, page):
+    assert "Each row counts as a different person." in table(page, "accountant.assumptions")
+    rows = describe_fit(fitted(), "rows")
+    assert "At most" not in make_page(make_card(rows))
+    several = dataclasses.replace(rows, parameters={"max_rows": 4})
+    assert "At most 4 rows of one person take part." in table(make_page(make_card(several)), "mechanism.parameters")
+
+
+def test_what_there_is_not_is_not_said_to_be_kept(page):
+    trained = make_page(make_card(run(Ledger())))
+    bare = make_page(make_card(Run("bare", acc.Laplace(5.0), delta=1e-6)))
+    keys = [("key of the noise" in made, "owner, analyst and auditor" in made) for made in (page, trained, bare)]
+    assert keys == [(False, True), (True, True), (False, False)]
+
+
 def test_each_of_twenty_questions_has_an_answer(card):
     assert len(QUESTIONS) == 20
     for made in (card, make_card(run(Ledger())), make_card(Run("bare", acc.Gaussian(0.0), delta=1e-6))):
@@ -133,6 +174,15 @@ def test_each_of_twenty_questions_has_an_answer(card):
             assert len(answer.strip()) > len("more"), row
             (place,) = re.findall(r'href="#(\w+)"', row)
             assert f'id="{place}"' in text
+
+
+def test_a_question_without_an_answer_is_marked_before_the_signature(card):
+    marked = "to be answered before anybody signs"
+    full = dataclasses.replace(describe_fit(fitted(), "full", **STATED), data="the survey", records_public=False)
+    assert marked not in make_page(make_card(full))
+    bare = make_page(make_card(Run("bare", acc.Laplace(5.0), delta=1e-6)))
+    assert bare.count(marked) == 11
+    assert "Signature" in bare[bare.rindex(marked) :]
 
 
 def test_a_card_of_before_still_has_a_page(card, tmp_path):
@@ -154,7 +204,7 @@ def test_the_new_entries_of_a_card_are_read_back(card, tmp_path):
 # -- languages ---------------------------------------------------------------------------------------------------------
 
 #: What is the same in both languages.
-SAME = {"config.toml, schema.toml", "How to DP-fy ML", "GDPR", "AUC", "rdp", "gdp"}
+SAME = {"How to DP-fy ML", "GDPR", "AUC", "rdp", "gdp"} | {one.who for one in DEPLOYMENTS}
 
 
 def fixed(page: str) -> set[str]:
@@ -204,8 +254,21 @@ def test_places_of_a_text_are_the_places_of_its_translation():
         assert set(re.findall(r"\{(\w+)\}", german)) <= wanted, english
 
 
+def test_a_list_is_translated_member_by_member():
+    made = acc.PoissonSampled(acc.Gaussian(2.0), 0.25) * 3 + acc.Laplace(4.0) + acc.ApproxDP(0.0, 1e-9)
+    text = say(words.mechanism(made), "de")
+    assert text.startswith("3-mal: Gaußsches Rauschen vom 2-fachen der Sensitivität auf einer Stichprobe")
+    assert text.endswith("; dann Laplace-Rauschen vom 4-fachen der Sensitivität; dann ein Versagen mit einer "
+                         "Wahrscheinlichkeit von höchstens 1e-9")  # fmt: skip
+    both = "replace one person: ε ≤ 1.8; zero out one person: ε ≤ 0.9"
+    assert (
+        say(both, "de")
+        == "ein Mensch durch einen anderen ersetzt: ε ≤ 1.8; ein Mensch durch einen leeren ersetzt: ε ≤ 0.9"
+    )
+
+
 def test_german_numbers():
-    assert numbers("2.7183 and 1,000,000; 1e-6; 0.5%", "de") == "2,7183 and 1\u202f000\u202f000; 1e-6; 0,5%"
+    assert numbers("2.7183 and 1,000,000; 1e-6; 0.5%", "de") == "2,7183 and 1\u202f000\u202f000; 1e-6; 0,5\u202f%"
     assert numbers("tacit 0.2.0, SHA 1.2.3.4, 12,34", "de") == "tacit 0.2.0, SHA 1.2.3.4, 12,34"
     assert numbers("1,000.5", "en") == "1,000.5"
 

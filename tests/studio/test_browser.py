@@ -10,12 +10,15 @@ import threading
 
 import numpy as np
 import pytest
+from tools import axe
 from tools.webdriver import Browser, programs
 
 import tacit
 from tacit import accounting as acc
 from tacit.ledger import Ledger
+from tacit.report import Run, make_card, write_page
 from tacit.schema import Boolean, Numeric, Schema, Unit
+from tacit.studio.shell import onward
 
 pytestmark = pytest.mark.skipif(
     programs() is None, reason="no Chromium with its driver on this machine: apt-get install chromium chromium-driver"
@@ -56,9 +59,13 @@ def address(home):
 
 
 @pytest.fixture(scope="module")
-def browser(address):
+def browser(address, home):
+    """Let in as the command does it: by a page of its own account's that goes on to the address."""
+    (home / "open.html").write_text(onward(address))
     with Browser() as made:
-        made.open(address)
+        made.open((home / "open.html").as_uri())
+        made.wait("return location.pathname === '/cost' && document.getElementById('noise') !== null")
+        assert "token" not in made.run("return location.href")
         yield made
 
 
@@ -139,3 +146,20 @@ def test_every_page_opens_in_both_languages_narrow_and_dark_and_asks_this_machin
         assert outside in ([], ["http://192.0.2.1/x.png"])  # noted and blocked
         told = [entry["message"] for entry in phone.log("browser")]
         assert any("Content Security Policy" in message for message in told)
+
+
+def test_axe_finds_no_serious_fault_on_any_page(browser, base, home):
+    script = axe.script()
+    if script is None:
+        pytest.skip("no axe-core on this machine: pip install axe-core-python")
+    card = make_card(Run("report", acc.Laplace(5.0), delta=1e-6))
+    for width, dark, language in ((1200, False, "en"), (390, True, "de")):
+        browser.look(width, 900, dark=dark)
+        pages = [f"{base}/{page}?lang={language}" for page in ("cost", "expected", "ledger", "runs", "schema")]
+        pages.append(write_page(card, home / f"report.{language}.html", language).as_uri())
+        found = list(axe.faults(browser, script, pages, (axe.ACTS,)))
+        assert not [fault for fault in found if fault[1] in ("serious", "critical")]
+    browser.look(1200, 900)
+    (home / "bad.html").write_text("<html><body><p style='color: #ddd; background: #fff'>pale</p></body></html>")
+    found = list(axe.faults(browser, script, [(home / "bad.html").as_uri()], ("",)))
+    assert any("color-contrast" in what for _, _, what in found)  # it would be noticed

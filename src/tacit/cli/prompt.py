@@ -98,6 +98,10 @@ RUN: dict[str, Any] = {
     "unit_column": Annotated[str | None, option("The column with the id of each text's owner.")],
     "evaluate": Annotated[str | None, option("Texts to evaluate on: a file, a known set, or set:split.")],
     "public_because": Annotated[str | None, option("Why the evaluation texts need no protection.")],
+    "purpose": Annotated[str | None, option("What the run is for. This is public.")],
+    "trust_model": Annotated[str | None, option("For the card: who is trusted with the data.")],
+    "release": Annotated[str | None, option("For the card: what is released, to whom.")],
+    "contact": Annotated[str | None, option("For the card: whom to ask.")],
     "name": Annotated[str | None, option("The run's name. Default: the data's name and a number.")],
     "resume": Annotated[Path | None, option("The folder of a run to continue.")],
 }

@@ -40,6 +40,7 @@ def studio(
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the browser.")] = True,
 ) -> None:
     """Open the studio: prices, ledgers and runs in the browser, on this machine."""
+    import tempfile
     import webbrowser
 
     from tacit.cli.ledger import open_ledger
@@ -47,6 +48,7 @@ def studio(
     from tacit.ledger.tokens import Tokens
     from tacit.studio import Studio, serve
     from tacit.studio.app import LOOPBACK
+    from tacit.studio.shell import onward
 
     local = host in LOOPBACK
     if not local and tls_cert is None and not behind_proxy:
@@ -60,8 +62,13 @@ def studio(
     def ready(address: str) -> None:
         typer.echo(address)
         if local and open_browser:
-            webbrowser.open(address)
+            # Not the address: every account on this machine can read what programs are started with.
+            page = Path(folder.name) / "studio.html"
+            page.touch(0o600)
+            page.write_text(onward(address), encoding="utf-8")
+            webbrowser.open(page.as_uri())
 
+    folder = tempfile.TemporaryDirectory(prefix="tacit-studio-")
     try:
         known = None if tokens is None else Tokens(tokens)
         if known is not None and not known.all():
@@ -79,6 +86,8 @@ def studio(
         )
     except LedgerError as error:
         fail(str(error))
+    finally:
+        folder.cleanup()
 
 
 def register(app: typer.Typer) -> None:

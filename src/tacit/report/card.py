@@ -311,7 +311,7 @@ def _data(run: Run) -> Release:
 
 def _evaluation(result: Any) -> Release:
     named = {"metric": result.metric, "model": result.model, "group": result.group, "rows": result.rows}
-    return _all({**named, "note": result.note}, "what was measured, on public rows") | {"value": result.value}
+    return _all({**named, "note": result.note}, "what was measured, in words") | {"value": result.value}
 
 
 # -- to and from JSON --------------------------------------------------------------------------------------------------

@@ -76,7 +76,9 @@ def table(heads: Iterable[tuple[str, str]], rows: Iterable[Iterable[str]], kind:
         "<tr>" + "".join(f'<td class="{c}">{cell}</td>' for cell, (_, c) in zip(row, columns, strict=True)) + "</tr>"
         for row in rows
     )
-    return f'<div class="scroll"><table class="{kind}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    # what scrolls sideways can be scrolled with keys too
+    whole = f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody>"
+    return f'<div class="scroll" tabindex="0"><table class="{kind}">{whole}</table></div>'
 
 
 def numbers(curve: dict[str, Any], name: str, heads: tuple[str, str, str], path: str) -> str:

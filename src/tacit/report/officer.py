@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
 from tacit import accounting as acc
 from tacit.ledger import Release
 from tacit.report import words
+from tacit.report.deployments import DEPLOYMENTS
 from tacit.report.elements import entry, listed, shown, table, value
-from tacit.report.words import number
+from tacit.report.words import number, rounded, size
 
 #: What ε means to the best guesser of a coin flip, under pure differential privacy: e^ε / (1 + e^ε).
 LADDER = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -71,9 +73,20 @@ def columns(card: Release) -> str:
     body = table([(head, "w" if head == "role" else "") for head in heads], rows)
     told = (
         f"<p>Protected unit: {value(card, 'guarantee.unit')}. Bounds and categories were written down without looking "
-        "at the data. Values beyond a bound are moved to it, so that no single value counts for more.</p>"
+        "at the data. Values beyond a bound are moved to it, and a label that is not listed counts as “other” where "
+        "that is a category, so that no single value counts for more.</p>"
     )
-    return f'{head}{told}<div data-from="{path}">{body}</div></section>'
+    return f'{head}{told}{_rows_of_one(card)}<div data-from="{path}">{body}</div></section>'
+
+
+def _rows_of_one(card: Release) -> str:
+    """How many rows of one unit take part, where it can have several."""
+    parameters = entry(card, "mechanism.parameters")
+    most = parameters.get("records_per_unit") or parameters.get("max_rows") or 1
+    if most == 1:
+        return ""
+    text = f"At most {most} rows of one {entry(card, 'guarantee.unit')} take part."
+    return f'<p data-from="mechanism.parameters">{html.escape(text)}</p>'
 
 
 def _range(one: dict[str, Any]) -> str:
@@ -95,13 +108,13 @@ def _as_written(text: str) -> str:
 def released(card: Release) -> str:
     """What left the house: coefficients with intervals, and the model's file."""
     head = '<h2 id="released">What was released</h2><section class="sheet">'
-    parts = [f"<p>To whom, as stated: {value(card, 'statement.release')}.</p>"]
+    parts = [f"<p>What, and to whom: {value(card, 'statement.release')}.</p>"]
     if has(card, "run.model"):
         parts.append(f"<p>The model, by the hash of its file:</p><pre>{value(card, 'run.model')}</pre>")
     if has(card, "released"):
         parts.append(_coefficients(card))
     if len(card["evaluation"]):
-        parts.append('<p><a href="#accuracy">How accurate it is</a> is measured below.</p>')
+        parts.append('<p><a href="#accuracy">How accurate it is</a></p>')
     if len(parts) == 1:
         parts.append("<p>The outputs of the mechanism below; this card lists no coefficients and names no file.</p>")
     return head + "".join(parts) + "</section>"
@@ -116,9 +129,10 @@ def _coefficients(card: Release) -> str:
         elif one["lower"] is None:
             interval = "hidden by the noise"
         else:
-            interval = f"{one['lower']:.4g} … {one['upper']:.4g}"
-        size = one["value"] if isinstance(one["value"], str) else f"{one['value']:.4g}"
-        rows.append([_as_written(one["name"]), size, interval])
+            interval = f"{size(one['lower'])} … {size(one['upper'])}"
+        much = one["value"] if isinstance(one["value"], str) else size(one["value"])
+        name = one["name"] if one["name"] == "intercept" else _as_written(one["name"])
+        rows.append([name, much, interval])
     named = "interval" if level is None else f"{level:.0%} interval"
     body = table([("coefficient", ""), ("value", "n"), (named, "n")], rows)
     note = f'<p class="muted" style="margin:10px 0 0">{html.escape(told["note"])}</p>'
@@ -153,42 +167,76 @@ def much(card: Release) -> str:
         rows.append([f'<b>this run, <span data-from="guarantee.epsilon.claimed">ε = {shown(claimed)}</span></b>',
                      f'<b data-from="guarantee.profile">{share}</b>'])  # fmt: skip
     text = (
-        own + table([("", ""), ("right guesses, at most", "n")], rows) + '<p class="muted" style="margin:14px 0 0">'
+        own + table([("ε", ""), ("right guesses, at most", "n")], rows) + '<p class="muted" style="margin:14px 0 0">'
         "For the round values: e^ε/(1 + e^ε), the most under pure differential privacy (δ = 0). A run is often well "
-        "below that of its ε, because its ε is reached only in rare cases. Compare with others only where unit and "
-        "neighbours are the same; what others published is in the public registry of deployments (OpenDP, "
-        "opendp/deployments-registry-data). tacit report RUN --registry writes the entry of this run.</p>"
+        "below that of its ε, because its ε is reached only in rare cases.</p>"
     )
-    return head + text + "</section>"
+    return head + text + _others(card, claimed) + "</section>"
+
+
+def _others(card: Release, claimed: Any) -> str:
+    """This run among releases of others, in the order of ε."""
+    rows = [
+        (
+            one.epsilon,
+            [
+                f'<span translate="no">{html.escape(one.who)}</span>, <span>{one.what}</span>, {one.year}',
+                one.unit,
+                number(one.epsilon),
+                number(one.delta),
+            ],
+        )
+        for one in DEPLOYMENTS
+    ]
+    own = [
+        "<b>this run</b>",
+        value(card, "guarantee.unit", tag="b"),
+        value(card, "guarantee.epsilon.claimed", tag="b"),
+        value(card, "guarantee.delta", tag="b"),
+    ]
+    rows.append((math.inf if isinstance(claimed, str) else claimed, own))
+    body = table(
+        [("release", ""), ("protected unit", ""), ("ε", "n"), ("δ", "n")],
+        [row for _, row in sorted(rows, key=lambda one: one[0])],
+    )
+    return (
+        "<h3>Next to what others published</h3><p>As stated in the public registry of deployments (OpenDP, "
+        "opendp/deployments-registry-data, July 2026).</p>" + body + '<p class="muted" style="margin:14px 0 0">'
+        "Two ε compare only where unit and neighbours are the same: one of a day adds up over the days, and one of a "
+        "record over the records of a person. That others chose an ε does not make it right for these data.</p>"
+    )
 
 
 # -- who may see what --------------------------------------------------------------------------------------------------
 
 KEPT = (
     (
-        "privacy.json, report.html, the model",
+        "privacy.json, report.html, the model or the labels",
         "whoever the release is meant for",
         "as long as you like: ε does not grow with time or readers",
     ),
-    ("config.toml, schema.toml", "may be published: settings and public bounds, no row", "with the release"),
+    ("the settings and the schema (.toml)", "may be published: public bounds, no row", "with the release"),
     (
-        "private/: checkpoint, operator log, operator's page",
+        "the folder private/: what is needed to continue, logs, the operator's page",
         "the operator alone (readable by their account only)",
         "until the operator deletes it; outside the guarantee",
     ),
-    ("the key of the noise", "nobody: whoever has it can take the noise away", "destroyed when the run ends"),
-    ("the ledger", "owner, analyst and auditor, each by role", "kept: what was spent stays spent"),
     (
         "the private rows",
         "whoever held them before; tacit keeps no copy",
         "decided by the controller, outside this report",
     ),
 )
+#: What there is of some runs only.
+KEY = ("the key of the noise", "nobody: whoever has it can take the noise away", "destroyed when the run ends")
+BOOK = ("the ledger", "owner, analyst and auditor, each by role", "kept: what was spent stays spent")
 
 
-def retention() -> str:
+def retention(card: Release) -> str:
     """Who may see what, and for how long it is kept."""
-    body = table([("what", ""), ("who may see it", ""), ("how long", "")], KEPT)
+    keyed = "ChaCha12" in str(entry(card, "mechanism.noise_generator"))
+    rows = [*KEPT, *([KEY] if keyed else []), *([BOOK] if entry(card, "ledger") is not None else [])]
+    body = table([("what", ""), ("who may see it", ""), ("how long", "")], rows)
     return f'<h2 id="retention">Who may see what, and how long</h2><section class="sheet">{body}</section>'
 
 
@@ -203,12 +251,19 @@ def _verdict(found: Any) -> str:
     return str(found["verdict"])
 
 
-def _pair(found: Any) -> str:
-    return f"ε = {shown(found['epsilon'])}, δ = {number(found['delta'])}"
+def pair(found: Any) -> str:
+    """A budget, or what was spent of it, rounded up."""
+    return f"ε = {shown(rounded(found['epsilon']))}, δ = {number(rounded(found['delta']))}"
 
 
 def _listed(found: Any) -> str:
-    return "; ".join(one["name"] for one in found) or "none"
+    return f"columns: {'; '.join(one['name'] for one in found) or 'none'}"
+
+
+def _reasons(found: Any) -> str:
+    silent = [one["name"] for one in found if not one["why"]]
+    chosen = "bounds and categories: written by a person, without the data"
+    return f"{chosen}; no reason is stated for {', '.join(silent)}" if silent else f"{chosen}, each with its reason"
 
 
 #: A question, who asks it, the entries that answer it, how each is shown, and the part of the page with the rest.
@@ -243,7 +298,7 @@ QUESTIONS: tuple[tuple[str, str, tuple[tuple[str, Callable[[Any], str] | None], 
     (
         "Which data were used, and who chose the bounds?",
         "GDPR Art. 35(7)(a)",
-        (("data.name", shown), ("data.columns", _listed)),
+        (("data.name", shown), ("data.columns", _listed), ("data.columns", _reasons)),
         "used",
     ),
     ("What for?", "GDPR Art. 35(7)(a): purpose", (("run.purpose", shown),), "guarantee"),
@@ -270,13 +325,19 @@ QUESTIONS: tuple[tuple[str, str, tuple[tuple[str, Callable[[Any], str] | None], 
     (
         "Can public data or a pre-trained model contain the same people?",
         "NIST: data collection",
-        (("accesses.public_data", _names), ("accesses.pretrained", _names)),
+        (
+            ("accesses.public_data", lambda found: f"public data: {_names(found)}"),
+            ("accesses.pretrained", lambda found: f"pre-trained models: {_names(found)}"),
+        ),
         "covers",
     ),
     (
         "What else was spent on these data?",
         "NIST: composition; GDPR Art. 5(1)(e)",
-        (("ledger.spent", _pair), ("ledger.budget", _pair)),
+        (
+            ("ledger.spent", lambda found: f"spent so far: {pair(found)}"),
+            ("ledger.budget", lambda found: f"budget: {pair(found)}"),
+        ),
         "covers",
     ),
     (
@@ -306,12 +367,18 @@ def questions(card: Release) -> str:
     rows = []
     for i, (question, who, paths, place) in enumerate(QUESTIONS, 1):
         answers = [_answer(card, path, show) for path, show in paths] or [_accuracy(card)]
+        if place == "covers" and "ledger.spent" in dict(paths) and entry(card, "ledger") is None:
+            answers = ["<div>this run was not charged to a ledger: nobody kept count</div>"]
+        if any(re.search(r"([Nn]ot stated\.?|nothing is stated\))<", answer) for answer in answers):
+            answers.append('<div class="mark-warn">to be answered before anybody signs</div>')
         link = f' <a href="#{place}">more</a>'
         rows.append([f"{i}", f'{question}<br><span class="muted">{who}</span>', "".join(answers) + link])
-    body = table([("", "n"), ("question", ""), ("answer", "")], rows, "questions")
+    body = table([("no.", "n"), ("question", ""), ("answer", "")], rows, "questions")
     return (
         '<h2 id="questions">Twenty questions of an officer</h2><section class="sheet"><p>From NIST SP 800-226 and from '
-        f"the parts of an impact assessment (GDPR, Art. 35).</p>{body}</section>"
+        f"the parts of an impact assessment (GDPR, Art. 35).</p>{body}<h3>Signed</h3>"
+        '<dl class="facts sign"><div><dt>Name and office</dt><dd>&nbsp;</dd></div><div><dt>Date</dt><dd>&nbsp;</dd>'
+        "</div><div><dt>Signature</dt><dd>&nbsp;</dd></div></dl></section>"
     )
 
 
@@ -326,11 +393,17 @@ def _accuracy(card: Release) -> str:
     whole = [key for key in results if not results[key]["group"] and results[key]["model"] in ("private", "release")]
     if not whole:
         return "<div>nothing was measured on public rows or charged</div>"
-    return "".join(
-        f"<div>{value(card, f'evaluation.{key}.metric')}: {value(card, f'evaluation.{key}.value', _share)}</div>"
-        for key in whole[:6]
-    )
+    told = "".join(f"<div>{value(card, f'evaluation.{key}.metric')}: {measured(card, key)}</div>" for key in whole[:6])
+    return told if any(results[key]["group"] for key in results) else told + "<div>by subgroup: not measured</div>"
 
 
-def _share(found: Any) -> str:
-    return f"{found:.1%}" if isinstance(found, float) and 0 <= found <= 1 else str(shown(found))
+def measured(card: Release, key: str, tag: str = "span") -> str:
+    """One measured value of a card: a share in percent, anything else to four digits."""
+    ranked = card["evaluation"][key]["metric"] == "AUC"
+
+    def show(found: Any) -> str:
+        if not isinstance(found, float):
+            return shown(found)
+        return f"{found:.1%}" if 0 <= found <= 1 and not ranked else size(found)
+
+    return value(card, f"evaluation.{key}.value", show, tag)

@@ -11,7 +11,6 @@ import html
 import json
 import math
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,8 +33,6 @@ the checklists of NIST SP&nbsp;800-226 and of Ponomareva et al., <i>How to DP-fy
 </body>
 </html>
 """
-#: A mechanism as a program writes it, which is for programs.
-_REPR = re.compile(r"\b[A-Z]\w*\([^)]*\)")
 #: What stands in the card's table in place of a long list.
 LONG = 400
 
@@ -68,7 +65,7 @@ def make_page(card: Release, language: str = "en") -> str:
         raise PrivateValueError(f"a report is made from a Release, not from {type(card).__name__}")
     body = [_header(card), headline(card), officer.columns(card), officer.released(card), officer.much(card)]
     body += [_facts(card), _curves(card), _accuracy(card), audited.section(card), _coverage(card)]
-    body += [officer.retention(), officer.questions(card), _card(card)]
+    body += [officer.retention(card), officer.questions(card), _card(card)]
     page = opening(f"Privacy report: {card['run']['name']}") + "\n".join(body) + FOOT
     return translated(page, language)
 
@@ -101,9 +98,13 @@ def write_page(card: Release, path: str | os.PathLike[str], language: str = "en"
 def _header(card: Release) -> str:
     return (
         f"<header><h1>Privacy report: {value(card, 'run.name')}</h1>"
-        f"<p>{value(card, 'run.purpose')} · {value(card, 'data.name')} · {value(card, 'card.created')} · "
+        f"<p>{value(card, 'run.purpose')} · {value(card, 'data.name')} · {value(card, 'card.created', _day)} · "
         f"{value(card, 'card.library')}</p></header>"
     )
+
+
+def _day(time: Any) -> str:
+    return str(time)[:10]
 
 
 def headline(card: Release) -> str:
@@ -129,6 +130,7 @@ def _facts(card: Release) -> str:
         ("Sampler", "mechanism.sampler"),
         ("Steps planned", "mechanism.steps_planned"),
         ("Steps executed", "mechanism.steps_executed"),
+        ("What the price counts", "mechanism.basis"),
         ("Noise generator", "mechanism.noise_generator"),
         ("Accountant", "accountant.method"),
         ("Audit", "checks.audit"),
@@ -138,7 +140,7 @@ def _facts(card: Release) -> str:
     ]
     special: dict[str, Callable[[Any], str]] = {
         "checks.audit": lambda audit: str(audit["verdict"]),
-        "guarantee.other_adjacencies": _others,
+        "guarantee.other_adjacencies": lambda found: _others(found, entry(card, "guarantee.unit")),
     }
     if entry(card, "mechanism.steps_planned") is None:  # the method has no steps
         pairs = [(name, path) for name, path in pairs if "steps" not in path]
@@ -149,8 +151,10 @@ def _facts(card: Release) -> str:
     return f'<h2 id="glance">At a glance</h2><section class="sheet"><dl class="facts">{cells}</dl></section>'
 
 
-def _others(found: Any) -> str:
-    return ", ".join(f"{o['adjacency']}: ε ≤ {shown(rounded(o['upper']))}" for o in found) or "none stated"
+def _others(found: Any, unit: str) -> str:
+    terms = {"add-remove": "add/remove", "replace-one": "replace", "zero-out": "zero out"}
+    told = [f"{terms[o['adjacency']]} one {unit}: ε ≤ {shown(rounded(o['upper']))}" for o in found]
+    return "; ".join(told) or "none stated"
 
 
 def _curves(card: Release) -> str:
@@ -241,10 +245,6 @@ def _tradeoff(card: Release) -> str:
     return figure(path, drawing, caption, numbers(curve, "alpha", heads, path))
 
 
-def _percent(found: Any) -> str:
-    return f"{found:.1%}" if isinstance(found, float) and 0 <= found <= 1 else shown(found)
-
-
 def _accuracy(card: Release) -> str:
     results = card["evaluation"]
     if not len(results):
@@ -266,8 +266,8 @@ def _accuracy(card: Release) -> str:
             [
                 value(card, f"{path}.model") + note + bar,
                 value(card, f"{path}.metric"),
-                value(card, f"{path}.value", _percent),
-                value(card, f"{path}.rows"),
+                officer.measured(card, key),
+                value(card, f"{path}.rows", _rows),
             ]
         )
     body = table([("model", ""), ("metric", ""), ("value", "n"), ("rows", "n")], rows)
@@ -278,9 +278,13 @@ def _accuracy(card: Release) -> str:
     return text + f'<p class="muted" style="margin:14px 0 0">Why these may be shown: {html.escape(why)}.</p></section>'
 
 
+def _rows(found: Any) -> str:
+    return "–" if found is None else f"{found:,}"
+
+
 def _with_note(card: Release, path: str) -> str:
     note = f'<br><span class="muted">{value(card, path + ".note")}</span>' if entry(card, f"{path}.note") else ""
-    return value(card, f"{path}.value", _percent) + note
+    return officer.measured(card, path.rpartition(".")[2]) + note
 
 
 def _groups(card: Release, keys: list[str]) -> str:
@@ -293,7 +297,7 @@ def _groups(card: Release, keys: list[str]) -> str:
     for group in groups:
         first = next(place[group, model] for model in models if (group, model) in place)
         cells = [_with_note(card, place[group, model]) if (group, model) in place else "" for model in models]
-        rows.append([value(card, f"{first}.group"), *cells, value(card, f"{first}.rows")])
+        rows.append([value(card, f"{first}.group"), *cells, value(card, f"{first}.rows", _rows)])
     named = [(value(card, f"{next(p for (_, m), p in place.items() if m == model)}.model"), "n") for model in models]
     return table([("subgroup", ""), *named, ("rows", "n")], rows)
 
@@ -305,16 +309,12 @@ def _sources_list(card: Release, path: str, absent: str) -> str:
     if not found:
         return f"<p>{absent}</p>"
     items = [
-        f"<li>{html.escape(s['name'])}: {html.escape(s['use'])}. "
-        f"Can it contain people whom the guarantee protects? {s['may_overlap']}."
-        f"{' ' + html.escape(s['note']) if s['note'] else ''}</li>"
+        f"<li><span>{html.escape(s['name'])}</span> (<span>{html.escape(s['use'])}</span>). "
+        f"<span>Can it contain people whom the guarantee protects?</span> <b>{s['may_overlap']}</b>"
+        f"{'<br><span class=muted>' + html.escape(s['note']) + '</span>' if s['note'] else ''}</li>"
         for s in found
     ]
     return f'<ul data-from="{path}">{"".join(items)}</ul>'
-
-
-def _pair(found: Any) -> str:
-    return f"ε = {shown(found['epsilon'])}, δ = {number(found['delta'])}"
 
 
 def _coverage(card: Release) -> str:
@@ -326,8 +326,8 @@ def _coverage(card: Release) -> str:
     else:
         ledger = (
             f"<p>Charged to {value(card, 'ledger.dataset')} "
-            f"(budget {value(card, 'ledger.budget', _pair)}; "
-            f"spent so far {value(card, 'ledger.spent', _pair)}, "
+            f"(budget {value(card, 'ledger.budget', officer.pair)}; "
+            f"spent so far {value(card, 'ledger.spent', officer.pair)}, "
             f"charges: {value(card, 'ledger.charges')}). The head of its chain fixes the whole history:</p>"
             f"<pre>{value(card, 'ledger.head')}</pre>"
         )
@@ -356,7 +356,8 @@ def _comparison(card: Release) -> str:
         [
             html.escape(r["accountant"]),
             "" if r["epsilon"] is None else shown(rounded(r["epsilon"], up=not r["kind"].startswith("approx"))),
-            html.escape(_REPR.sub("this mechanism", r["kind"])),
+            # what a program says about it has no place here
+            "not applicable to this mechanism" if r["epsilon"] is None else html.escape(r["kind"]),
         ]
         for r in found
     ]

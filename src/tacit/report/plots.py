@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 
 WIDTH, HEIGHT = 620.0, 330.0
-LEFT, RIGHT, TOP, BOTTOM = 64.0, 18.0, 16.0, 46.0
+LEFT, RIGHT, TOP, BOTTOM = 76.0, 18.0, 16.0, 46.0
 
 
 @dataclasses.dataclass(frozen=True)

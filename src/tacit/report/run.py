@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -357,7 +358,7 @@ def describe_fit(fitted: PrivateEstimator, name: str, **rest: Any) -> Run:
         >>> x = np.linspace(0, 1, 200)[:, None]
         >>> fitted = LinearRegression(epsilon=1.0, bounds=(0, 1), target_bounds=(0, 2)).fit(x, x[:, 0])
         >>> describe_fit(fitted, "slope").method
-        'LinearRegression, second moments, then more of them or gradient steps'
+        'linear regression: second moments, then more of them or gradient steps'
     """
     privacy, said = fitted.privacy_, fitted.privacy_.details
     hidden = ("ledger", "dataset", "backend", "bounds", "epsilon", "delta", "adjacency", "unit")
@@ -374,11 +375,12 @@ def describe_fit(fitted: PrivateEstimator, name: str, **rest: Any) -> Run:
     usual: dict[str, Any] = {
         "adjacency": privacy.adjacency,
         "epsilon": privacy.interval,
-        "method": f"{type(fitted).__name__}, {said['method']}",
+        "method": f"{_spaced(type(fitted).__name__)}: {said['method']}",
         "parameters": parameters,
         "generator": said["noise"],
         "covered": ("the coefficients with their covariance, and everything computed from them",),
         "uncovered": uncovered or None,
+        "assumed": tuple(f"{note[:1].upper()}{note[1:]}." for note in said["assumptions"] if note not in uncovered),
         "records_public": counted,
         "schema": scaled.schema.name if scaled.schema is not None else "",
         "columns": _columns_of_fit(fitted),
@@ -387,6 +389,11 @@ def describe_fit(fitted: PrivateEstimator, name: str, **rest: Any) -> Run:
     if "sampling" in said["method"]:  # DP-SGD; every other method uses all rows
         usual["sampler"] = said["method"].rpartition(", ")[2]
     return Run(name, privacy.mechanism, delta=privacy.delta, **(usual | _charged_to(fitted, said["charge"]) | rest))
+
+
+def _spaced(name: str) -> str:
+    """The name of a class as words."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
 
 
 def _charged_to(fitted: PrivateEstimator, charge: str | None) -> dict[str, Any]:
@@ -480,7 +487,8 @@ def _coefficients(fitted: PrivateEstimator, charge: str | None, level: float = 0
                 ends = fitted.confidence_interval(level, intercept=True)
                 note = "intervals cover the uncertainty of the sample and of the noise; they are normal approximations"
             except ValueError as error:
-                note = str(error)
+                # what to call instead is for the programmer, and was said there
+                note = ". ".join(part for part in str(error).split(". ") if "=" not in part)
     classes = [str(c) for c in getattr(fitted, "classes_", ())]
     listed = []
     for k, (first, row) in enumerate(zip(firsts, rows, strict=True)):

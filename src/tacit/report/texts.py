@@ -14,12 +14,14 @@ import importlib.resources
 import json
 import re
 
-#: Attributes that people read or hear.
-SPOKEN = ("aria-label", "placeholder", "alt")
+#: Attributes that people read or hear; those with data- are shown later.
+SPOKEN = ("aria-label", "placeholder", "alt", "data-busy", "data-later")
 #: Elements whose text is no language.
 SILENT = frozenset({"style", "script", "code", "pre"})
 #: A number by itself, as English writes it; not a version and not a part of a word.
 _NUMBER = re.compile(r"(?<![\w.,])\d{1,3}(?:(?:,\d{3})+|\d*)(?:\.\d+)?(?:e-?\d+)?(?!\w|\.\d|,\d)")
+#: The mark of percent with what stands between it and its number.
+_PERCENT = re.compile(r"(?<=\d)[ \u202f]?%")
 #: How a language writes the mark of decimals and that of thousands.
 _MARKS = {"de": (",", "\u202f")}
 _VOID = frozenset({"meta", "link", "br", "input", "img", "hr"})
@@ -59,9 +61,14 @@ def _templates(language: str) -> list[tuple[re.Pattern[str], str]]:
     for key, text in catalogue()[language].items():
         if "{" in key:
             parts = re.split(r"\{(\w+)\}", key)
-            pattern = "".join(f"(?P<{p}>.+?)" if i % 2 else re.escape(p) for i, p in enumerate(parts))
-            found.append((re.compile(pattern, re.DOTALL), text))
-    return sorted(found, key=lambda one: -len(one[0].pattern))  # the most particular first
+            # a number or a unit ends with its clause
+            places = [
+                f"(?P<{p}>{'[^;]+?' if p in ('n', 'unit') else '.+?'})" if i % 2 else re.escape(p)
+                for i, p in enumerate(parts)
+            ]
+            found.append((re.compile("".join(places), re.DOTALL), text))
+    # a list is taken apart before its members; of the rest the most particular first
+    return sorted(found, key=lambda one: (";\\ then" not in one[0].pattern, -len(one[0].pattern)))
 
 
 @functools.lru_cache(4096)
@@ -80,20 +87,20 @@ def say(text: str, language: str) -> str:
     for pattern, target in _templates(language):
         if (match := pattern.fullmatch(key)) is not None:
             return target.format(**{name: say(part, language) for name, part in match.groupdict().items()})
-    return text
+    return "; ".join(say(part, language) for part in key.split("; ")) if "; " in key else text
 
 
 def numbers(text: str, language: str) -> str:
     """A text with its numbers as a language writes them.
 
-    >>> numbers("at most 2.5 or one in 1,000,000 (tacit 0.2.0)", "de")
-    'at most 2,5 or one in 1\u202f000\u202f000 (tacit 0.2.0)'
+    >>> numbers("at most 2.5% or one in 1,000,000 (tacit 0.2.0)", "de")
+    'at most 2,5\u202f% or one in 1\u202f000\u202f000 (tacit 0.2.0)'
     """
     if language not in _MARKS:
         return text
     decimal, thousands = _MARKS[language]
     marks = str.maketrans({".": decimal, ",": thousands})
-    return _NUMBER.sub(lambda found: found[0].translate(marks), text)
+    return _PERCENT.sub("\u202f%", _NUMBER.sub(lambda found: found[0].translate(marks), text))
 
 
 class _Translated(html.parser.HTMLParser):

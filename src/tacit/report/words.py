@@ -46,9 +46,9 @@ def number(value: float | str) -> str:
     return f"{mantissa}e{int(exponent)}" if exponent else shown
 
 
-#: What may be stated about the choice of hyper-parameters, as the card says it.
 #: What a card assumes about the model, followed by how that was looked at.
 UNREACHED = "In the model, no example reaches another: "
+#: What may be stated about the choice of hyper-parameters, as the card says it.
 _TUNING = {
     "none": "tuning: none",
     "charged": "tuning: charged",
@@ -56,6 +56,18 @@ _TUNING = {
     "not charged": "tuning: NOT covered",
     "not stated": "tuning: NOT covered (nothing is stated)",
 }
+
+
+def size(value: float) -> str:
+    """A measured value or a coefficient as people read it: four digits, or all digits before the point.
+
+    >>> size(-26647.8), size(0.00123456), size(5964.5), size(0.0), size(2.5e-9)
+    ('-26,648', '0.001235', '5,964', '0', '2.5e-9')
+    """
+    value = float(value)
+    if abs(value) >= 1000 and abs(value) < 1e15:
+        return f"{value:,.0f}"
+    return number(float(f"{value:.4g}"))
 
 
 def tuning(stated: str) -> str:
@@ -199,6 +211,23 @@ def _one(part: acc.Mechanism) -> str:
             return f"{inner} on each of {part.bins:,} batches, each {unit} in a random one"
         case acc.Shuffled():
             return f"{inner} on each of {part.bins:,} batches of a shuffled pass"
+        case acc.Selected():
+            law = {"poisson": "Poisson", "threshold": "up to a threshold"}.get(part.distribution, _law(part.eta))
+            return f"the best of {_short(part.runs)} runs on average ({law}), each of them: {inner}"
+        case acc.Votes():
+            return f"the largest of the teachers' votes with Gaussian noise of {_short(part.noise)} on every count"
+        case acc.LaplaceVotes():
+            return f"the largest of the teachers' votes with Laplace noise of {_short(part.scale)} on every count"
+        case acc.VoteCheck():
+            return f"a comparison of the teachers' largest count, with Gaussian noise of {_short(part.noise)}"
+        case acc.ProfileDP():
+            return "a mechanism that is known by its privacy profile"
+        case acc.ApproxDP(epsilon=0):
+            return f"a failure with a chance of at most {_short(part.delta)}"
+        case acc.ApproxDP():
+            return f"any mechanism with ε = {_short(part.epsilon)} and δ = {_short(part.delta)}"
+        case acc.PureDP():
+            return f"any mechanism with ε = {_short(part.epsilon)}"
     named = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(part).__name__)
     hidden = ("version", "kind", "unit", "adjacency")
     plain = {k: v for k, v in part.to_dict().items() if k not in hidden and isinstance(v, int | float | str)}
@@ -225,6 +254,10 @@ def cap(unit: str, rows: int, kept: int = 1, *, several: bool = False) -> str:
         f"Ids say whose each row is. A step takes at most {some} of one {unit}: of more, {drawn} drawn at random in "
         "each step."
     )
+
+
+def _law(eta: float) -> str:
+    return {1.0: "geometric", 0.0: "logarithmic"}.get(eta, "negative binomial")
 
 
 def _short(value: float) -> str:

@@ -18,6 +18,7 @@ from tacit.ledger import BudgetExceeded, Ledger, LedgerError, OperatorView
 from tacit.noise import Key
 from tacit.pate import Aggregator, Answers, ConfidentGNMax, GNMax, Teachers, VoteCounts
 from tacit.pate.partition import contents
+from tacit.report import PublicSource, columns_of
 from tacit.report import votes as showing
 from tacit.report.files import write_whole
 from tacit.runs import publish
@@ -153,6 +154,24 @@ def _teach(given: dict[str, Any], jobs: int, backend: str | Ray, key: Key) -> Vo
     return trained.fit(n_jobs=jobs).vote(np.asarray(asked.features))
 
 
+def _used(given: dict[str, Any]) -> dict[str, Any]:
+    """The data, the columns and the public rows, for the card; of votes from a file nothing is known."""
+    source, public = given["source"], given.get("public")
+    if source.endswith(".npz"):
+        return {}
+    known = datasets.load(source, given.get("data_dir")) if is_known(source) else None
+    schema = known.schema if known is not None else Schema.from_toml(given["schema"])
+    where = f"{source}: {public}" if known is not None and public in known.splits else Path(str(public)).name
+    asked = PublicSource(where, "the queries that are labelled, and what the student learns from")
+    return {
+        "data": schema.name or Path(source).name,
+        "schema": schema.description or schema.name,
+        "columns": columns_of(schema),
+        "public_sources": (asked,),
+        "pretrained": (),
+    }
+
+
 def _rows(given: dict[str, Any]) -> tuple[Schema, Encoded, Encoded]:
     """The schema, the private rows and the public ones that are asked about."""
     import polars as pl
@@ -212,7 +231,8 @@ def _release(
     lines = ["query,label"] + [f"{i},{'' if label < 0 else label}" for i, label in enumerate(answers.labels.tolist())]
     write_whole(stage / "labels.csv", "\n".join(lines) + "\n")
     files = {"labels": "labels.csv", **publish.SHOWN, "operator": "private/operator.html"}
-    described = showing.describe_answers(answers, journal.folder.name, data=source, generator=drawing.GENERATOR)
+    said = {"data": source, "generator": drawing.GENERATOR} | _used(given) | publish.stated(given)
+    described = showing.describe_answers(answers, journal.folder.name, **said)
     view = showing.votes_view(answers)
     card = publish.stage(journal, described, [view], showing.write_votes_page)
     showing.write_votes_operator_page(card, [view], journal.private / "operator.html")

@@ -456,6 +456,7 @@ def tune(task: PromptTask, journal: Journal) -> list[OperatorView]:
         pretrained=_pretrained(given),
         public_sources=_sources(task),
         evaluations=tuple(shown),
+        **publish.stated(given),
     )
     run = dataclasses.replace(run, model_file=_vouched(adapter / "adapter_model.safetensors", run))
     lines = [f"{done.parameters:,} weights were trained in {done.fit.seconds:,.0f} s"]
@@ -558,7 +559,6 @@ def pate(task: PromptTask, journal: Journal) -> list[OperatorView]:
         delta=float(given["delta"]),
         adjacency=privacy.adjacency,
         method="PromptPATE: noisy votes of privately prompted teachers label public texts (Duan et al. 2023)",
-        purpose="private prompt by teachers' votes",
         parameters={
             "teachers": count,
             "shots": int(given.get("shots", 1)),
@@ -576,6 +576,7 @@ def pate(task: PromptTask, journal: Journal) -> list[OperatorView]:
         dataset=given.get("dataset"),
         charge=answers.charge.number if answers.charge is not None else None,
         evaluations=tuple(shown),
+        **({"purpose": "private prompt by teachers' votes"} | publish.stated(given)),
     )
     run = dataclasses.replace(run, model_file=_vouched(stage / "prompt.json", run))
     _decide(journal, run, views, {"prompt": "prompt.json"}, lines, (BALLOTS, drawing.VOTES, drawing.QUERIES))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tacit.ledger import Ledger, OperatorLog, OperatorView, Release
 from tacit.ledger.release import Charged, Public, public
-from tacit.report import Run, make_card, read_card, write_card, write_page
+from tacit.report import Run, Statement, make_card, read_card, write_card, write_page
 from tacit.report.files import write_whole
 from tacit.runs.journal import Journal
 from tacit.runs.settings import SCHEMA
@@ -23,6 +23,13 @@ from tacit.runs.settings import SCHEMA
 CANARIES = "canaries.npz"
 #: The files of a release that every run has, as they are told.
 SHOWN = {"card": "privacy.json", "report": "report.html"}
+
+
+def stated(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the user says about a run, for its card: the purpose, where one was given, and the statement."""
+    words = {key: str(given[key]) for key in ("trust_model", "release", "contact") if given.get(key)}
+    purpose = {"purpose": str(given["purpose"])} if given.get("purpose") else {}
+    return purpose | {"statement": Statement(**words)}
 
 
 def save_weights(path: Path, state: Mapping[str, Tensor]) -> bytes:

@@ -190,7 +190,7 @@ class SearchRun:
         basis = "nothing was selected, as the law of the runs allows"
         noises = sorted(set(search.noises))
         parameters: dict[str, Any] = {
-            "candidates": repr(search.space),
+            "candidates": dict(self.space),
             "runs_on_average": search.runs,
             "noise_multiplier": noises[0] if len(noises) == 1 else noises,
             "score_noise": search.score.noise,

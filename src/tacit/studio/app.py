@@ -66,6 +66,7 @@ QUESTIONS: dict[str, Question] = {
     "cost/accountants": _public(cost.accountants),
     "expected/statistics": _public(expected.statistics),
     "expected/regression": _public(expected.regression),
+    "expected/training": _public(expected.training),
     "ledger/overview": books.overview,
     "ledger/history": books.history,
     "ledger/planned": books.planned,
@@ -202,7 +203,8 @@ class _Desk:
             return no
         secret = request.query_params.get("token")
         if secret is not None:
-            return self._let_in(request, secret)
+            # A redirect would still be the other place's navigation, which gets no strict cookie: the page goes on.
+            return self._let_in(request, secret, self.reply(shell.onward("/cost")))
         return self._to("/cost")
 
     async def enter(self, request: Any) -> Any:
@@ -213,14 +215,13 @@ class _Desk:
         if sent is None or not self.posted_here(request):
             return self.refused("", request, 403)
         given = parse_qs(sent.decode("utf-8", "replace")).get("token", [""])
-        return self._let_in(request, given[0])
+        return self._let_in(request, given[0], self._to("/cost"))
 
-    def _let_in(self, request: Any, secret: str) -> Any:
+    def _let_in(self, request: Any, secret: str, answer: Any) -> Any:
         peer = request.client.host if request.client else ""
         if self.studio.enter(secret) is None:
             allowed = self.tries.allows(peer)
             return self.refused(alert("This token is not valid."), request, 401 if allowed else 429)
-        answer = self._to("/cost")
         answer.set_cookie(self.cookie, secret, httponly=True, samesite="strict", secure=self.secure, path="/")
         return answer
 

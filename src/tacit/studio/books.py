@@ -17,6 +17,9 @@ from tacit.studio.cost import Planned
 from tacit.studio.fields import alert
 from tacit.studio.state import Studio
 
+#: The rules by which charges add up, in words.
+RULES = {"tight": "Rényi or sums", "renyi": "Rényi orders", "sum": "sums"}
+
 
 def names(studio: Studio, who: Token) -> list[str]:
     """The data sets that somebody may see."""
@@ -52,11 +55,24 @@ def overview(studio: Studio, who: Token, values: Mapping[str, Any]) -> dict[str,
                 f"<small>δ = {number(rounded(max(found.left_delta, 0.0), up=False))}</small>",
                 meter,
                 f"{found.charges}<br><small>unconfirmed: {found.unconfirmed}</small>",
-                f"<span>{html.escape(found.dataset.rule.name)}</span><br><small>{state}</small>",
+                f"<span>{RULES.get(found.dataset.rule.name, html.escape(found.dataset.rule.name))}</span>"
+                f"<br><small>{state}</small>",
             ]
         )
-    heads = [("data set", ""), ("budget", ""), ("spent", ""), ("left", ""), ("used", ""), ("charges", ""), ("rule", "")]
-    return {"html": table(heads, rows) if rows else "<p>There is no data set that you may see.</p>"}
+    heads = [
+        ("data set", ""),
+        ("budget", "w"),
+        ("spent", "w"),
+        ("left", "w"),
+        ("used", ""),
+        ("charges", ""),
+        ("rule", "w"),
+    ]
+    note = (
+        '<p class="muted">Left is an ε that fits whatever is charged next, as if its δ were 0. Under a rule with Rényi '
+        "orders, noise with a δ may cost more than that and still fit: ask below.</p>"
+    )
+    return {"html": table(heads, rows) + note if rows else "<p>There is no data set that you may see.</p>"}
 
 
 def history(studio: Studio, who: Token, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,7 +84,7 @@ def history(studio: Studio, who: Token, values: Mapping[str, Any]) -> dict[str, 
     records = ledger.history(dataset)[-200:][::-1]
     rows = [
         [
-            html.escape(one.time.replace("+00:00", " UTC")),
+            f"{html.escape(one.time[:10])}<br><small>{html.escape(one.time[11:16])} UTC</small>",
             f'<span translate="no">{html.escape(one.purpose)}</span>',
             html.escape(words.mechanism(one.mechanism) if one.readable else one.words),
             shown(rounded(one.price.epsilon)),
@@ -78,7 +94,7 @@ def history(studio: Studio, who: Token, values: Mapping[str, Any]) -> dict[str, 
         ]
         for one in records
     ]
-    heads = [("time", ""), ("purpose", ""), ("mechanism", ""), ("ε", "n"), ("δ", "n"), ("state", ""), ("by", "")]
+    heads = [("time", "w"), ("purpose", ""), ("mechanism", ""), ("ε", "n"), ("δ", "n"), ("state", ""), ("by", "")]
     head = f"<p>Head of the chain: <code>{html.escape(ledger.head(dataset))}</code></p>"
     return {"html": (table(heads, rows) if rows else "<p>Nothing was charged yet.</p>") + head}
 
@@ -103,7 +119,7 @@ def planned(studio: Studio, who: Token, values: Mapping[str, Any]) -> dict[str, 
     text = (
         f'<p role="status">Would be granted. It costs ε = <b>{shown(rounded(price.epsilon))}</b> at '
         f"δ = {number(price.delta)}.</p>"
-        + table([("what", ""), ("left", "n"), ("used", "n")], rows)
+        + table([("state", ""), ("left", "n"), ("used", "n")], rows)
         + '<p class="muted">Nothing is charged here: the run charges itself.</p>'
     )
     return {"html": text, "granted": True, "epsilon": price.epsilon, "left": after.left_epsilon}

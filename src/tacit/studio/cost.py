@@ -23,7 +23,7 @@ from tacit.studio.fields import ChoiceField, FieldError, NumberField, TextField
 FIELDS = (
     NumberField("noise", "Noise multiplier", "1.1", 0.1, 100, help="standard deviation of the noise in clip norms"),
     NumberField("batch", "Batch size", "256", 1, 1e7, whole=True),
-    NumberField("records", "Records", "60000", 1, 1e10, whole=True, help="treated as public"),
+    NumberField("records", "Records", "60000", 1, 1e10, whole=True, help="a public number, or a guess"),
     NumberField("epochs", "Epochs", "15", 0.01, 1e4),
     NumberField("delta", "δ", "1e-5", 1e-15, 0.1),
     ChoiceField("sampler", "Sampler", tuple(BATCHES)),
@@ -37,6 +37,8 @@ FIELDS = (
 MOST_STEPS = 20_000_000
 #: Step counts in the drawing.
 COUNTS = 24
+#: How wide a price may be while a slider moves. It is certified too; the page asks for the narrow one afterwards.
+ROUGH = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,9 +86,9 @@ class Planned:
 
 
 @functools.lru_cache(1024)
-def priced(plan: Planned) -> acc.Bound:
+def priced(plan: Planned, tolerance: float | None = None) -> acc.Bound:
     """The certified price of a run."""
-    return acc.epsilon(plan.mechanism, plan.delta, adjacency=plan.adjacency, group=plan.group)
+    return acc.epsilon(plan.mechanism, plan.delta, adjacency=plan.adjacency, group=plan.group, tolerance=tolerance)
 
 
 def command(plan: Planned) -> str:
@@ -127,17 +129,17 @@ def python(plan: Planned) -> str:
 def price(values: Mapping[str, Any]) -> dict[str, Any]:
     """ε with its terms, the claim in a sentence, and how to ask for it elsewhere."""
     plan = Planned.read(values)
-    bound = priced(plan)
+    bound = priced(plan, ROUGH if values.get("rough") else None)
     shown = number(rounded(bound.upper))
     text = (
         f'<div class="epsilon">ε = <output id="epsilon">{shown}</output><small>at δ = {number(plan.delta)}</small>'
         f"<small>{html.escape(bound.terms)}</small></div>"
-        f'<p class="quote">{html.escape(words.claim(bound))}</p>'
+        f'<div class="said"><p class="quote">{html.escape(words.claim(bound))}</p>'
         f"<p>Certified: ε is at least <b>{number(rounded(bound.lower, 6, up=False))}</b> and at most "
         f"<b>{number(rounded(bound.upper, 6))}</b>.</p>"
         f'<p class="muted">{html.escape(words.mechanism(plan.mechanism))}</p>'
         f"<details><summary>The same as a command and in Python</summary><pre>{html.escape(command(plan))}</pre>"
-        f"<pre>{html.escape(python(plan))}</pre></details>"
+        f"<pre>{html.escape(python(plan))}</pre></details></div>"
     )
     return {"html": text, "epsilon": bound.to_dict(), "steps": plan.steps}
 

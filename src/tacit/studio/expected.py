@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import html
 import math
+import tempfile
+import threading
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -15,15 +18,24 @@ from tacit import accounting as acc
 from tacit.linear_model import LinearRegression, LogisticRegression
 from tacit.report.elements import table
 from tacit.schema import Boolean, Categorical, Numeric, Schema, SchemaError
-from tacit.studio.fields import FieldError, NumberField
+from tacit.studio.fields import ChoiceField, FieldError, NumberField
 
 EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0)
 FIELDS = (
     NumberField("rows", "Rows", "20000", 100, 1e9, whole=True, help="a public number, or a guess"),
     NumberField("delta", "δ", "1e-6", 1e-15, 0.01),
 )
-#: Rows that are made up for a regression; with more rows its error is smaller than shown.
+TRAINING = (
+    NumberField("epochs", "Epochs of training", "5", 0.1, 100),
+    NumberField("batch", "Batch size of training", "1000", 1, 1e6, whole=True),
+    ChoiceField("model", "Model that is trained", ("linear", "mlp")),
+)
+#: Rows that are made up; with more rows the error is smaller than shown.
 MOST = 20_000
+#: Steps of a training run that a page waits for.
+MOST_STEPS = 400
+#: Training takes seconds of every core: one at a time.
+_ONE_AT_A_TIME = threading.Lock()
 #: Fits whose errors are averaged.
 FITS = 3
 EXAMPLE = """name = "survey"
@@ -105,65 +117,143 @@ def _digits(value: float) -> str:
 def regression(values: Mapping[str, Any]) -> dict[str, Any]:
     """How good a regression of the target would be at each ε, on rows that are made up."""
     schema, count, delta = read_schema(values), int(FIELDS[0].read(values)), FIELDS[1].read(values)
+    if (told := _without_target(schema)) is not None:
+        return told
+    return {"html": _fitted(schema.to_toml(), min(count, MOST), delta) + _capped(count)}
+
+
+def training(values: Mapping[str, Any]) -> dict[str, Any]:
+    """How good a trained model would be at each ε: ``tacit.run`` on rows that are made up."""
+    schema, count, delta = read_schema(values), int(FIELDS[0].read(values)), FIELDS[1].read(values)
+    epochs, batch, model = (field.read(values) for field in TRAINING)
+    if (told := _without_target(schema)) is not None:
+        return told
+    rows = min(count, MOST)
+    if batch > rows:
+        raise FieldError(f"Batch size: {int(batch):,} cannot be drawn from {rows:,} rows")
+    if (steps := math.ceil(epochs * rows / batch)) > MOST_STEPS:
+        raise FieldError(f"Epochs: {steps:,} steps are more than are simulated here; at most {MOST_STEPS:,}")
+    with _ONE_AT_A_TIME:
+        text = _trained(schema.to_toml(), rows, delta, steps, int(batch), str(model))
+    return {"html": text + _capped(count)}
+
+
+def _without_target(schema: Schema) -> dict[str, Any] | None:
     target = schema.target
     if not isinstance(target, Numeric | Boolean) or (isinstance(target, Numeric) and target.shape):
-        return {"html": "<p>For a regression the schema needs a target: a number, or yes and no.</p>"}
-    return {"html": _fitted(schema.to_toml(), min(count, MOST), count, delta)}
+        return {"html": "<p>For this the schema needs a target: a number, or yes and no.</p>"}
+    return None
+
+
+def _capped(asked: int) -> str:
+    return f"<p>Simulated with {MOST:,} rows; with {asked:,} the error is smaller.</p>" if asked > MOST else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class _World:
+    """Made-up rows with a known truth: those to learn from, fresh ones to measure on, and what the best could do."""
+
+    train: dict[str, Any]
+    test: dict[str, Any]
+    truth: float
+    plain: float
+
+    @classmethod
+    def make(cls, schema: Schema, rows: int, seed: int) -> _World:
+        """A linear truth with noise, in the units of the target."""
+        target, generator = schema.target, np.random.default_rng(seed)
+        table_, encoded = _made_up(schema, 2 * rows, generator)
+        signal = encoded @ generator.normal(0, 1, encoded.shape[1])
+        signal /= max(float(np.abs(signal).max()), 1e-9)
+        if isinstance(target, Numeric):
+            scaled = np.clip(0.5 * signal + generator.normal(0, 0.15, len(signal)), -1, 1)
+            y: Any = target.lower + (scaled + 1) * target.half_width
+            best = target.lower + (0.5 * signal + 1) * target.half_width
+            truth, plain = _rmse(best, y), float(np.std(y))
+        else:
+            assert isinstance(target, Boolean)
+            yes = generator.uniform(size=len(signal)) < 1 / (1 + np.exp(-6 * signal))
+            y = np.where(yes, target.true, target.false)
+            truth, plain = float(np.mean((signal > 0) == yes)), float(max(np.mean(yes), 1 - np.mean(yes)))
+        table_[target.name] = y
+        halves = ({name: column[part] for name, column in table_.items()} for part in (np.s_[:rows], np.s_[rows:]))
+        return cls(*halves, truth, plain)
+
+    def error(self, target: Numeric | Boolean, said: Any) -> float:
+        """The error or the accuracy of some answers on the fresh rows."""
+        y = self.test[target.name]
+        return _rmse(said, y) if isinstance(target, Numeric) else float(np.mean(np.asarray(said) == y))
+
+
+def _rmse(said: Any, y: Any) -> float:
+    return float(np.sqrt(np.mean((np.asarray(said) - y) ** 2)))
 
 
 @functools.lru_cache(32)
-def _fitted(text: str, rows: int, asked: int, delta: float) -> str:
+def _fitted(text: str, rows: int, delta: float) -> str:
     schema = Schema.parse_toml(text)
     target = schema.target
     assert isinstance(target, Numeric | Boolean)
+    kind: Any = LinearRegression if isinstance(target, Numeric) else LogisticRegression
+    worlds = [_World.make(schema, rows, seed) for seed in range(FITS)]
     found: dict[float, list[float]] = {e: [] for e in EPSILONS}
-    bounds: list[tuple[float, float]] = []
-    for seed in range(FITS):
-        generator = np.random.default_rng(seed)
-        table_, encoded = _made_up(schema, 2 * rows, generator)
-        weights = generator.normal(0, 1, encoded.shape[1])
-        signal = encoded @ weights
-        signal /= max(float(np.abs(signal).max()), 1e-9)
-        if isinstance(target, Numeric):
-            scaled = np.clip(0.6 * signal + generator.normal(0, 0.2, len(signal)), -1, 1)
-            y: Any = target.lower + (scaled + 1) * target.half_width
-        else:
-            y = generator.uniform(size=len(signal)) < 1 / (1 + np.exp(-6 * signal))
-        train = {name: column[:rows] for name, column in table_.items()}
-        test = {name: column[rows:] for name, column in table_.items()}
-        kind: Any = LinearRegression if isinstance(target, Numeric) else LogisticRegression
+    for world in worlds:
         for epsilon in EPSILONS:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of made-up rows nothing is claimed
-                made = kind(epsilon, delta, bounds=schema).fit(train | {target.name: y[:rows]}, None)
-            said = made.predict(test)
-            if isinstance(target, Numeric):
-                found[epsilon].append(float(np.sqrt(np.mean((said - y[rows:]) ** 2))))
-            else:
-                found[epsilon].append(float(np.mean((said == made.classes_[1]) == y[rows:])))
-        if isinstance(target, Numeric):
-            best = float(np.sqrt(np.mean((target.lower + (0.6 * signal + 1) * target.half_width - y) ** 2)))
-            bounds.append((best, float(np.std(y))))
-        else:
-            bounds.append((float(np.mean((signal > 0) == y)), float(max(np.mean(y), 1 - np.mean(y)))))
-    means = [_shown(target, float(np.mean(found[e]))) for e in EPSILONS]
-    truth, plain = (_shown(target, float(np.mean([b[i] for b in bounds]))) for i in (0, 1))
-    metric = "root mean squared error" if isinstance(target, Numeric) else "accuracy"
-    heads = [
-        ("target", ""),
-        ("metric", ""),
-        *((f"ε = {e:g}", "n") for e in EPSILONS),
-        ("the truth", "n"),
-        ("no features", "n"),
-    ]
-    body = table(heads, [[f'<span translate="no">{html.escape(target.name)}</span>', metric, *means, truth, plain]])
-    capped = f"<p>Simulated with {rows:,} rows; with {asked:,} the error is smaller.</p>" if asked > rows else ""
+                made = kind(epsilon, delta, bounds=schema).fit(world.train, None)
+            said = made.predict(world.test)
+            if isinstance(target, Boolean):
+                said = np.where(said == made.classes_[1], target.true, target.false)
+            found[epsilon].append(world.error(target, said))
+    means = {e: float(np.mean(errors)) for e, errors in found.items()}
     note = (
         f'<p class="muted">The mean of {FITS} fits on made-up rows of this schema with a known truth, measured on '
-        f"fresh "
-        "rows. Your data will differ; how much ε changes will not differ much.</p>"
+        "fresh rows. Your data will differ.</p>"
     )
-    return body + capped + note
+    return _compared(target, means, worlds) + note
+
+
+@functools.lru_cache(32)
+def _trained(text: str, rows: int, delta: float, steps: int, batch: int, model: str) -> str:
+    from tacit.runs.program import run  # torch is there where models are trained
+
+    schema = Schema.parse_toml(text)
+    target = schema.target
+    assert isinstance(target, Numeric | Boolean)
+    world, found = _World.make(schema, rows, 0), {}
+    for epsilon in EPSILONS:
+        with tempfile.TemporaryDirectory(prefix="tacit-studio-") as folder, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of made-up rows nothing is claimed
+            told = run(
+                world.train, schema=schema, epsilon=epsilon, delta=delta, steps=steps, batch=batch, model=model,
+                evaluate=world.test, public_because="the rows are made up", runs=folder, name="made-up", quiet=True,
+                compile=False,
+            )  # fmt: skip
+            results = told.card["evaluation"]
+        found[epsilon] = next(
+            float(results[key]["value"])
+            for key in results
+            if results[key]["model"] == "private" and results[key]["metric"] == _metric(target)
+        )
+    note = (
+        f'<p class="muted">One training run at each ε on made-up rows of this schema with a known truth: {steps:,} '
+        f"steps, measured on fresh rows. A second run differs a little. Your data will differ.</p>"
+    )
+    return _compared(target, found, [world]) + note
+
+
+def _metric(target: Numeric | Boolean) -> str:
+    return "root mean squared error" if isinstance(target, Numeric) else "accuracy"
+
+
+def _compared(target: Numeric | Boolean, found: Mapping[float, float], worlds: list[_World]) -> str:
+    """What each ε reaches, beside what the truth itself and an answer without features reach."""
+    ends = (float(np.mean([world.truth for world in worlds])), float(np.mean([world.plain for world in worlds])))
+    heads = [("target", ""), ("metric", ""), *((f"ε = {e:g}", "n") for e in EPSILONS)]
+    heads += [("the truth", "n"), ("no features", "n")]
+    cells = [_shown(target, value) for value in (*(found[e] for e in EPSILONS), *ends)]
+    return table(heads, [[f'<span translate="no">{html.escape(target.name)}</span>', _metric(target), *cells]])
 
 
 def _shown(target: Numeric | Boolean, value: float) -> str:

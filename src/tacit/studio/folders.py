@@ -101,13 +101,14 @@ def _line(path: Path) -> tuple[str, str]:
     return "running" if time.time() - told["time"] < SILENT else "silent", _bar(told)
 
 
+def _meter(told: dict[str, Any]) -> str:
+    steps = max(int(told["steps"]), 1)
+    return f'<progress max="{steps}" value="{int(told["step"])}" aria-label="steps done"></progress>'
+
+
 def _bar(told: dict[str, Any]) -> str:
-    step, steps = int(told["step"]), max(int(told["steps"]), 1)
     spent = "∞" if told["epsilon"] is None else number(rounded(told["epsilon"], 3))
-    return (
-        f'<progress max="{steps}" value="{step}" aria-label="steps done"></progress> '
-        f"step {step:,} of {steps:,} · ε so far = {spent}"
-    )
+    return f"{_meter(told)} step {int(told['step']):,} of {max(int(told['steps']), 1):,} · ε so far = {spent}"
 
 
 def one(studio: Studio, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,13 +143,16 @@ def one(studio: Studio, values: Mapping[str, Any]) -> dict[str, Any]:
         if quiet > SILENT
         else ""
     )
-    text = f'{_bar(told)}<dl class="facts">{cells}</dl>{silent}'
+    text = f'{_meter(told)}<dl class="facts">{cells}</dl>{silent}'
     return {"html": text, "state": "running", "step": int(step), "epsilon": told["epsilon"]}
 
 
 def compared(studio: Studio, values: Mapping[str, Any]) -> dict[str, Any]:
     """Two runs that have ended, side by side."""
-    chosen = [str(name) for name in values.get("compare[]", ())][:4]
+    given = values.get("compare[]", [])
+    if not isinstance(given, list):
+        raise FieldError("The question cannot be understood.")
+    chosen = [str(name) for name in given][:4]
     if len(chosen) < 2:
         return {"html": "<p>Tick two runs that have ended to see them side by side.</p>"}
     cards = [(name, card_of(folder(studio, name))) for name in chosen]

@@ -32,14 +32,14 @@ HEAD = """<!DOCTYPE html>
 <script src="/static/studio.js" defer></script>
 <title>{title} · tacit studio</title>
 </head>
-<body>
+<body data-later="The studio does not answer.">
 <a class="skip" href="#main">Skip to the content</a>
 """
 
 
-def answer(ask: str, label: str, *, wait: int = 0, every: int = 0, busy: str = "") -> str:
-    """A place where the answer to a question goes, asked again when a field changes."""
-    again = f' data-every="{every}"' if every else ""
+def answer(ask: str, label: str, *, wait: int = 0, every: int = 0, busy: str = "", rough: bool = False) -> str:
+    """A place where the answer to a question goes, asked again when a field changes; with ``rough`` while it does."""
+    again = (f' data-every="{every}"' if every else "") + (" data-rough" if rough else "")
     return (
         f'<section class="answer" data-ask="{ask}" data-wait="{wait}"{again} aria-label="{html.escape(label)}" '
         f'aria-live="polite"><p class="muted">{busy or "…"}</p></section>'
@@ -73,39 +73,47 @@ def _cost(studio: Studio, who: Token, values: Mapping[str, Any]) -> str:
     return (
         '<p class="muted">Move a slider or type a number. No record is read. The address of this page keeps what you '
         "chose: send it to somebody who has a studio.</p>"
-        f'<div class="two"><form class="sheet live" aria-label="The run">{fields}</form><div>'
-        f'<div class="sheet headline-one">{answer("cost/price", "The price")}</div>'
+        f'<div class="two"><form class="sheet live" aria-label="The run">{fields}</form><div class="results">'
+        f'<div class="sheet headline-one">{answer("cost/price", "The price", rough=True)}</div>'
         f"<h2>What can an attacker find out?</h2>"
-        f'<div class="sheet">{answer("cost/attack", "Attack", wait=350)}</div></div></div>'
+        f'<div class="sheet">{answer("cost/attack", "Attack", wait=350)}</div>'
         f"<h2>ε over the steps, and error rates</h2>{answer('cost/curves', 'Curves', wait=350)}"
         f'<h2>Every sampler</h2><div class="sheet">{answer("cost/samplers", "Every sampler", wait=700)}</div>'
         f'<h2>Every accountant</h2><div class="sheet">{answer("cost/accountants", "Every accountant", wait=700)}</div>'
+        "</div></div>"
     )
 
 
 def _expected(studio: Studio, who: Token, values: Mapping[str, Any]) -> str:
-    fields = "".join(field.draw(values) for field in expected.FIELDS)
+    fields = "".join(field.draw(values) for field in (*expected.FIELDS, *expected.TRAINING))
     schema = html.escape(str(values.get("schema") or expected.EXAMPLE))
     return (
         '<p class="muted">Choose ε before it is spent. Everything here is simulated on made-up rows, from a public '
         "schema "
         'and public numbers.</p><form class="sheet live">'
-        f'<div class="grid">{fields}</div><div class="field"><label for="schema">Schema (TOML)</label>'
+        f'<div class="grid">{fields}</div><div class="field long"><label for="schema">Schema (TOML)</label>'
         f'<textarea id="schema" name="schema" rows="16" spellcheck="false" '
         f'translate="no">{schema}</textarea></div></form>'
         f'<h2>Means and histograms</h2><div class="sheet">{answer("expected/statistics", "Means", wait=400)}</div>'
         "<h2>Regression</h2>"
         f'<div class="sheet">{answer("expected/regression", "Regression", wait=800, busy="Fits are simulated …")}</div>'
+        "<h2>Training</h2>"
+        '<div class="sheet"><button type="button" data-click="expected/training" '
+        'data-into="trained" data-busy="Models are trained on made-up rows; this takes some seconds …">Train on '
+        'made-up rows</button><div id="trained" aria-live="polite"></div></div>'
     )
 
 
 def _ledger(studio: Studio, who: Token, values: Mapping[str, Any]) -> str:
     names = books.names(studio, who)
+    own = studio.tokens is not None or not studio.address.startswith(("http://", "https://"))
     head = (
         f'<p class="muted">You are <span translate="no">{html.escape(who.name)}</span>, in the role: '
         f"<span>{html.escape(who.role)}</span>.</p>"
-        f'<div class="sheet">{answer("ledger/overview", "Data sets", every=5000)}</div>'
-    )
+        if own
+        else "<p class='muted'>What you may do is decided by the service of the ledger: "
+        f"<code>{html.escape(studio.address)}</code></p>"
+    ) + (f'<div class="sheet">{answer("ledger/overview", "Data sets", every=5000)}</div>')
     if not names:
         return head
     fields = "".join(f.draw(values) for f in cost.FIELDS if f.name not in ("adjacency", "unit", "delta", "group"))
@@ -141,9 +149,9 @@ COLUMN = (
     '<label>Name<input name="name[]" autocomplete="off"></label>'
     '<label>Kind<select name="kind[]"><option value="numeric">number</option><option value="categorical">categories'
     '</option><option value="boolean">yes or no</option></select></label>'
-    '<label>Lower bound<input name="lower[]" inputmode="decimal" autocomplete="off"></label>'
-    '<label>Upper bound<input name="upper[]" inputmode="decimal" autocomplete="off"></label>'
-    '<label>Categories, with commas<input name="categories[]" autocomplete="off"></label>'
+    '<label class="of-number">Lower bound<input name="lower[]" inputmode="decimal" autocomplete="off"></label>'
+    '<label class="of-number">Upper bound<input name="upper[]" inputmode="decimal" autocomplete="off"></label>'
+    '<label class="of-labels">Categories, with commas<input name="categories[]" autocomplete="off"></label>'
     '<label>In place of missing values<input name="missing[]" autocomplete="off"></label>'
     '<label>To be predicted<select name="target[]"><option value="no">no</option><option '
     'value="yes">yes</option></select>'
@@ -172,12 +180,21 @@ def door(message: str, language: str) -> str:
         HEAD.format(title="Sign in").replace('<script src="/static/studio.js" defer></script>\n', "")
         + '<main id="main"><h1>tacit studio</h1><p>Open the address that <code>tacit studio</code> printed, or '
         "give its "
-        f'token.</p>{message}<form class="sheet" method="post" action="/enter"><div class="field"><label '
+        f'token.</p>{message}<form class="sheet" method="post" action="/enter"><div class="field long"><label '
         f'for="token">Token'
         '</label><input id="token" name="token" type="password" autocomplete="off"></div><p><button>Enter</button></p>'
         "</form></main></body></html>"
     )
     return translated(text, language)
+
+
+def onward(place: str) -> str:
+    """A page that goes to another by itself."""
+    place = html.escape(place)
+    return (
+        f'<!DOCTYPE html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={place}">'
+        f'<title>tacit studio</title><p><a href="{place}">tacit studio</a></p>'
+    )
 
 
 def address(base: str, secret: str) -> str:

@@ -1,6 +1,7 @@
 // Asks the studio what a form says, and puts the answer in its place. Every answer is escaped where it is made.
 "use strict";
 (() => {
+  const REST = 250; // ms after the last movement
   const form = document.querySelector("form.live");
   const language = document.documentElement.lang || "en";
 
@@ -34,27 +35,46 @@
 
   // -- questions
   const running = new Map(), timers = new Map();
-  async function ask(question, place) {
+  async function ask(question, place, rough = false) {
     running.get(place)?.abort();
     const stop = new AbortController();
     running.set(place, stop);
     place.setAttribute("aria-busy", "true");
     try {
       const answer = await fetch(`/api/${question}?lang=${encodeURIComponent(language)}`, {
-        method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(values()),
+        method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(rough ? { ...values(), rough } : values()),
         signal: stop.signal, credentials: "same-origin",
       });
       if (answer.status === 401) { location.reload(); return; }
       show(place, (await answer.json()).html);
     } catch (error) {
       if (error.name === "AbortError") return;
-      const told = document.createElement("p");
-      told.className = "warn";
-      told.setAttribute("role", "alert");
-      told.textContent = language === "de" ? "Das Studio antwortet nicht." : "The studio does not answer.";
-      place.replaceChildren(told);
+      told(place, document.body.dataset.later, "warn", "alert");
     }
-    if (running.get(place) === stop) place.setAttribute("aria-busy", "false");
+    if (running.get(place) === stop && !rough) place.setAttribute("aria-busy", "false");
+  }
+
+  // While a slider moves, one rough price at a time, of where it is by then; the narrow one once it rests.
+  const moving = new Map();
+  async function follow(place) {
+    const now = moving.get(place);
+    if (now) { now.again = true; return; }
+    const state = { again: true };
+    moving.set(place, state);
+    while (state.again) {
+      state.again = false;
+      await ask(place.dataset.ask, place, true);
+    }
+    moving.delete(place);
+    timers.set(place, setTimeout(() => ask(place.dataset.ask, place), REST));
+  }
+  function told(place, text, kind, role) {
+    const line = document.createElement("p");
+    line.className = kind;
+    line.setAttribute("role", role);
+    line.textContent = text;
+    delete place.dataset.shown;
+    place.replaceChildren(line);
   }
   function show(place, html) {
     if (place.dataset.shown === html) return; // nothing new: what is focused or ticked stays
@@ -64,16 +84,16 @@
     place.innerHTML = html;
     for (const box of place.querySelectorAll("input[type=checkbox]")) box.checked = ticked.has(box.value);
     place.querySelectorAll("details").forEach((one, i) => { one.open = open[i] || false; });
-    // what scrolls sideways can be scrolled with keys too
-    for (const box of place.querySelectorAll(".scroll")) if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
   }
   const places = [...document.querySelectorAll("[data-ask]")];
   function changed() {
     for (const place of places) {
       clearTimeout(timers.get(place));
+      if ("rough" in place.dataset) { follow(place); continue; }
       timers.set(place, setTimeout(() => ask(place.dataset.ask, place), Number(place.dataset.wait)));
     }
-    keep();
+    clearTimeout(timers.get(keep));
+    timers.set(keep, setTimeout(keep, REST));
   }
   function keep() {
     if (!form || form.id === "schema-form" || location.pathname.startsWith("/runs")) return;
@@ -93,7 +113,12 @@
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button, a.lang");
     if (!button) return;
-    if (button.dataset.click) ask(button.dataset.click, document.getElementById(button.dataset.into));
+    if (button.dataset.click) {
+      const place = document.getElementById(button.dataset.into);
+      if (button.dataset.busy) told(place, button.dataset.busy, "muted", "status");
+      button.disabled = true;
+      ask(button.dataset.click, place).finally(() => { button.disabled = false; });
+    }
     if (button.dataset.lang) {
       event.preventDefault();
       const link = new URLSearchParams(location.search);
