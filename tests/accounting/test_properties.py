@@ -167,6 +167,15 @@ def test_much_noise_on_whole_numbers_costs_no_more_than_less_of_it(group: int) -
     assert price(343_196.0) < min(price(300.0), 1e-3)
 
 
+@pytest.mark.parametrize(("sigma", "times"), [(300.0, 10**5), (1000.0, 10**4)])
+def test_many_counts_with_much_noise_cost_what_normal_noise_costs(sigma: float, times: int) -> None:
+    """Atoms that no lattice carries left only the sum of the largest losses: ε was said to lie in [0, 384]."""
+    whole = acc.epsilon(acc.DiscreteGaussian(sigma) * times, 1e-6)
+    normal = acc.epsilon(acc.Gaussian(sigma) * times, 1e-6)
+    assert whole.lower <= normal.lower <= normal.upper <= whole.upper * (1 + 1e-9)
+    assert whole.width <= 1e-3 * normal.upper
+
+
 @pytest.mark.parametrize("adjacency", acc.ADJACENCIES)
 def test_a_batch_that_may_be_cut_costs_no_more_than_one_without_amplification(adjacency: str) -> None:
     """A group of three displaces three others at most. The price was infinite wherever a cut was likelier than δ."""

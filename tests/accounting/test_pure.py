@@ -193,7 +193,7 @@ def test_a_sample_of_noise_without_a_largest_loss_has_none(rate: float) -> None:
     """The largest loss that has a number in binary64 was taken: ε was said to be 17.07."""
     sampled = acc.PoissonSampled(acc.DiscreteGaussian(2.0), rate)
     cut = acc.TruncatedPoissonSampled(acc.DiscreteGaussian(2.0), rate, examples=5, max_batch=9)
-    for mechanism in (sampled, sampled * 3, cut, acc.Either(sampled, acc.PureDP(1.0))):
+    for mechanism in (sampled, sampled * 3, cut, acc.Either(sampled, acc.PureDP(1.0)), acc.Selected(sampled)):
         assert acc.epsilon(mechanism, 0).upper == math.inf
     assert acc.epsilon(sampled, 0, group=3).upper == math.inf
     assert acc.epsilon(sampled, 0, adjacency="replace-one").upper == math.inf

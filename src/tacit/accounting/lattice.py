@@ -217,6 +217,8 @@ class LatticeCurve:
         self.step = choose_step(parts, period / size)
         if period / self.step > MAX_CELLS:  # a step that carries all atoms may be up to twice as fine as was asked for
             self.step = choose_step(parts, 2 * period / size)
+        if period / self.step > MAX_CELLS:  # atoms so close to each other are moved as if they were continuous
+            self.step = period / size
         self.size = 1 << max(4, math.ceil(math.log2(period / self.step)))
         if self.size > MAX_CELLS:
             raise OverflowError(f"a lattice of {self.size} points")
@@ -461,7 +463,10 @@ class Refinement:
             for loss, times in parts:
                 low, high = span(loss.between(math.inf, tail)[0], tail)
                 longest = max(longest, high - low)
-                step = choose_step([(loss, times)], max(high - low, 1e-12) / 2048)
+                rough = max(high - low, 1e-12) / 2048
+                step = choose_step([(loss, times)], rough)
+                if (high - low) / step > MAX_CELLS // 2:
+                    step = rough
                 coarse.append((dominating(loss, step, tail), times))
             self.at = best_abscissa(coarse, log_delta=log_delta, epsilon=epsilon)
             if log_delta is not None:

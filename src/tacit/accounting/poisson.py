@@ -285,7 +285,7 @@ def _noiseless(inner: Mechanism) -> bool:
     return isinstance(inner, NOISE) and 0 in (getattr(inner, "scale", 1), getattr(inner, "sigma", 1))
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=16)
 def _sampled_pair(sampled: PoissonSampled, adjacency: str, direction: str, group: int) -> Loss | None:
     """The pair of what is not Gaussian noise, made once."""
     if adjacency == "replace-one" or isinstance(sampled.mechanism, RandomizedResponse):
