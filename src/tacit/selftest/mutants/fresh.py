@@ -91,7 +91,7 @@ def other_adjacency() -> Iterator[None]:
         yield
 
 
-@mutant("a search is priced by how its coins fell", "sampling", room="runs", scenes=("runs: votes and",))
+@mutant("a search is priced by how its coins fell", "sampling", room="runs", scenes=("runs: coins",))
 def priced_by_coins() -> Iterator[None]:
     """The rate is that of the rows that were left to train on, whose number nobody may know."""
     from tacit.runs import search
