@@ -93,15 +93,6 @@ def test_an_odometer_never_says_less_than_one_order_proves() -> None:
         assert meter.epsilon >= spent + math.log(math.pi**2 / (6 * 1e-5)) / (2.0 - 1)
 
 
-@pytest.mark.parametrize("noise", [2.0, 5.0])
-def test_orders_of_an_odometer_share_delta(noise: float) -> None:
-    """Each of k orders fails with δ/k: that costs log k/(α - 1) more than the order with all of δ."""
-    orders, delta = (4.0, 8.0, 16.0), 1e-3
-    alone = [acc.RenyiOdometer(delta, [order]).spend(acc.Gaussian(noise)) for order in orders]
-    least = min(one + math.log(len(orders)) / (order - 1) for one, order in zip(alone, orders, strict=True))
-    assert acc.RenyiOdometer(delta, orders).spend(acc.Gaussian(noise)) >= least * (1 - 1e-9)
-
-
 def test_what_is_stated_for_one_adjacency_stands_beside_other_parts_under_it() -> None:
     stated = acc.ZCDP(0.05, adjacency="zero-out")
     assert standing_pair(stated, "zero-out", 1) is not None
