@@ -315,8 +315,8 @@ def coins_price_nothing(seed: int) -> list[Finding]:
         place = Path(folder)
         polars.DataFrame(_table(seed)).write_csv(place / "private.csv")
         (place / "schema.toml").write_text(SCHEMA.to_toml(), encoding="utf-8")
-        settings = {"data": str(place / "private.csv"), "schema": str(place / "schema.toml"), "model": "linear"}
-        settings |= {"epsilon": 3.0, "delta": DELTA, "steps": 2, "batch": 20}
+        settings: dict[str, Any] = {"data": str(place / "private.csv"), "schema": str(place / "schema.toml")}
+        settings |= {"model": "linear", "epsilon": 3.0, "delta": DELTA, "steps": 2, "batch": 20}
         lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
         lines += ["[space]", "learning_rate = [0.1]", "[search]", "runs = 2", "validation_every = 3"]
         (place / "tune.toml").write_text("\n".join(lines), encoding="utf-8")
