@@ -50,7 +50,10 @@ def test_a_mutant_is_caught(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["bounded: tied weight", "noise", "sampling", "votes", "schema: values", "table: people", "selection: scores"],
+    [
+        *("bounded: tied weight", "noise", "sampling", "votes", "schema: values", "table: people", "selection: scores"),
+        *("prices: filters", "ledger: in any order", "kinds: correlated noise", "report: cards", "runs: fits"),
+    ],
 )
 def test_tacit_as_it_is_passes(name):
     for finding in battery()[name].check(1):

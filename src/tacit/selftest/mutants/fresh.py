@@ -51,16 +51,15 @@ def old_failures() -> Iterator[None]:
 @mutant("groups are drawn at each step", "sampling", scenes=("kinds: corr",))
 def groups_at_each_step() -> Iterator[None]:
     """With correlated noise a record waits for the turn of its group, which is another one at each step."""
+    from tacit.noise.sampling import taking_part
     from tacit.sgd.training import sampling
 
-    plain = sampling.CyclicPoisson
-
     def draw(self: Any, key: Any, step: int, units: int) -> Any:
-        drawn = sampling.taking_part(key, step, units, self.rate)
+        drawn = taking_part(key, step, units, self.rate)
         groups = sampling.bins_of(key.derive("groups"), step, units, self.groups)
         return np.asarray(drawn[groups[drawn] == step % self.groups])
 
-    with replaced(plain, "draw", draw):
+    with replaced(sampling.CyclicPoisson, "draw", draw):
         yield
 
 
@@ -91,10 +90,11 @@ def other_adjacency() -> Iterator[None]:
         yield
 
 
-@mutant("a search is priced by how its coins fell", "sampling", room="runs", scenes=("runs: votes and",))
+@mutant("a search is priced by how its coins fell", "sampling", room="runs", scenes=("runs: coins",))
 def priced_by_coins() -> Iterator[None]:
     """The rate is that of the rows that were left to train on, whose number nobody may know."""
     from tacit.runs import search
+    from tacit.sgd import Training
 
     parted = search.parted
 
@@ -103,10 +103,8 @@ def priced_by_coins() -> Iterator[None]:
         told.count = len(parts[0][0])  # type: ignore[attr-defined]
         return parts
 
-    training = search.Training
-
     def counted(*args: Any, **more: Any) -> Any:
-        return training(*args, **(more | {"size": max(told.count, more["batch_size"])}))  # type: ignore[attr-defined]
+        return Training(*args, **(more | {"size": max(told.count, more["batch_size"])}))  # type: ignore[attr-defined]
 
     with replaced(search, "parted", told), replaced(search, "Training", counted):
         yield

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from tacit.selftest.scene import Scene
 
 ORDERS, EPSILON, DELTA = (3.0, 8.0, 24.0), 2.0, 1e-2
 #: Some of these are dear at low orders, some at high ones.
-ASKED = (
+ASKED: tuple[acc.Mechanism, ...] = (
     acc.Gaussian(8.0),
     acc.Gaussian(40.0),
     acc.PureDP(0.4),
@@ -48,10 +47,10 @@ def filters_keep_one_order(seed: int) -> list[Finding]:
     return [holds("filters: any order", min(counts) > 0 and not broken, f"{counts} granted, {broken} beyond an order")]
 
 
-def _granted(charge: Callable[[], object], most: int = 200) -> int:
+def _granted(ledger: Ledger, name: str, asked: acc.Mechanism, delta: float, most: int = 200) -> int:
     for count in range(most):
         try:
-            charge()
+            ledger.charge(name, asked, delta=delta)
         except BudgetExceeded:
             return count
     return most
@@ -66,9 +65,9 @@ def rules_hold_in_any_order(seed: int) -> list[Finding]:
         terms = {"rule": rule, "delta": 0.05} | ({} if rule == "sum" else {"orders": (4.0, 8.0), "failure_share": 0.5})
         ledger.register("raised", epsilon=1.0, **terms)  # type: ignore[arg-type]
         ledger.register("fresh", epsilon=2.5, **terms)  # type: ignore[arg-type]
-        counts = [_granted(lambda: ledger.charge("raised", asked, delta=delta), 3)]  # noqa: B023
+        counts = [_granted(ledger, "raised", asked, delta, 3)]
         ledger.raise_budget("raised", epsilon=2.5, delta=0.05, because="agreed")
-        counts += [_granted(lambda name=name: ledger.charge(name, asked, delta=delta)) for name in ("raised", "fresh")]  # noqa: B023
+        counts += [_granted(ledger, name, asked, delta) for name in ("raised", "fresh")]
         text = f"{counts[0]} granted, {counts[1]} after a raise; {counts[2]} from the start"
         found.append(holds(f"rules: raised ({rule}, {type(asked).__name__})", 0 < sum(counts[:2]) <= counts[2], text))
     # The first charge chooses between the sum and the orders. A run that no order allows is for the sum alone.
@@ -78,7 +77,7 @@ def rules_hold_in_any_order(seed: int) -> list[Finding]:
     late.register("late", epsilon=2.0, delta=1e-5)
     late.charge("late", acc.Gaussian(200.0), delta=1e-6)
     late.register("first", epsilon=2.0, delta=1e-5)
-    told = [_granted(lambda name=name: late.charge(name, whole, delta=8e-6), 1) for name in ("late", "first")]  # type: ignore[misc]
+    told = [_granted(late, name, whole, 8e-6, 1) for name in ("late", "first")]
     none = not any(one.allows(whole) for one in orders)
     text = f"by no order: {none}; after a charge that orders allow {told[0]}, as the first {told[1]}"
     return [*found, holds("rules: the first charge chooses", none and told == [0, 1], text)]
