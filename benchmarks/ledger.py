@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +130,7 @@ def timed(path: Path | str, key: Path, repeats: int = 20) -> dict[str, dict[str,
     """Milliseconds of each operation by the clock and of the processor; a new object for each remembers nothing."""
     mechanism = acc.Gaussian(50.0, unit="person")
     number = tacit.Ledger(path, key=key).charge("people", mechanism).number
-    operations = {
+    operations: dict[str, Callable[[tacit.Ledger], Any]] = {
         "charge": lambda ledger: ledger.charge("people", mechanism),
         "quote": lambda ledger: ledger.quote("people", mechanism),
         "budget": lambda ledger: ledger.budget("people"),

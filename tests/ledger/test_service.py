@@ -458,6 +458,8 @@ def test_an_answer_that_does_not_come_is_asked_for_again_and_is_one_charge(servi
     waker.start()
     ana.charge(people, acc.PureDP(0.25)).confirm()
     waker.join()
+    log = [json.loads(line) for line in (service.folder / "log.jsonl").read_text().splitlines()]
+    assert sum((line["action"], line["dataset"]) == ("charge", people) for line in log) > 1
     assert (ana.budget(people).charges, ana.budget(people).unconfirmed) == (1, 0)
 
 

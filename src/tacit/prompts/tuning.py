@@ -297,8 +297,7 @@ def tune(
     )
     asking = LanguageModel(adapted, language.tokenizer)
     rows, loss, evaluate = _to_learn(asking, template, words, data, evaluate)
-    if settings.get("ledger") is not None:
-        settings.setdefault("source", data)  # the texts as they were registered, not the tokens made of them
+    settings.setdefault("source", data)  # a ledger knows the texts, not the tokens made of them
     if isinstance(loss, LabelLoss):
         settings.setdefault("metric", loss.accuracy)
     if settings.get("sampler", "poisson") != "chunks":  # where who is with whom is drawn, not given by the order
