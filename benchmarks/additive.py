@@ -348,7 +348,7 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
         goal = ""
         if "additive" in errors and means.keys() >= set(METHODS):
             best = max((m for m in METHODS if m != "additive"), key=lambda m: means[m])
-            near = means["additive"] >= means[best] - max(errors[best], errors["additive"])
+            near = means["additive"] >= means[best] - max(errors.get(best, 0.0), errors["additive"])
             goal = "reached" if near and means["additive"] >= means["plain"] - 0.005 else "missed"
         print(f"| {name} | {size} | {epsilon:g} | " + " | ".join(cells) + f" | {goal} |")
 
