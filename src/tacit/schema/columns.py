@@ -167,7 +167,14 @@ class Numeric(Column):
         object.__setattr__(self, "shape", shape)
 
     def shown(self, value: float) -> str:
-        """A value of the column as people write it."""
+        """Write a value of the column as people do.
+
+        Args:
+            value: A number in the unit of the bounds.
+
+        Returns:
+            Its text.
+        """
         return f"{value:g}"
 
     @property
@@ -236,7 +243,14 @@ class Date(Numeric):
         super().__post_init__()
 
     def shown(self, value: float) -> str:
-        """A day as people write it."""
+        """Write a day as people do.
+
+        Args:
+            value: Days since 1970-01-01.
+
+        Returns:
+            The ISO date.
+        """
         return str(FIRST_DAY + datetime.timedelta(days=int(value)))
 
 
