@@ -108,8 +108,8 @@ def run(members: list[tuple[str, str]], seconds: float, jobs: int, keep: Any) ->
             return
         ready, _, _ = select.select(list(running), [], [], 1.0)
         for pipe, (pid, library, name, start) in list(running.items()):
-            seconds = spent(pid, start)
-            late = seconds > LIMIT
+            took = spent(pid, start)
+            late = took > LIMIT
             if pipe not in ready and not late:
                 continue
             if pipe not in ready:
@@ -121,7 +121,7 @@ def run(members: list[tuple[str, str]], seconds: float, jobs: int, keep: Any) ->
             os.waitpid(pid, 0)
             os.close(pipe)
             del running[pipe]
-            keep(library, name, found | {"seconds": round(seconds, 1)})
+            keep(library, name, found | {"seconds": round(took, 1)})
 
 
 def state() -> dict[str, Any]:
