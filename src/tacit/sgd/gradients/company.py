@@ -233,7 +233,7 @@ def resized(engine: Engine, request: Request, tolerance: float) -> None:
     if not engine.lengths.differs((engine.context_of(request), "examples"), examples) or examples < 2:
         return
     keep = torch.tensor(sorted(verify.a_few(examples, (examples + 1) // 2)))
-    rewind, losses = remember(engine.device), []
+    rewind, losses = remember(engine.device), list[Tensor]()
     with kept(engine.device), evaluating(engine.model), torch.enable_grad():
         try:
             for some in (request, request.picked(keep)):
