@@ -464,7 +464,8 @@ def owner_numbers(groups: Any, rows: int | None = None) -> NDArray[np.intp]:
 
 def _by_value(owner: Any) -> bool:
     """Whether two ids that say the same are equal."""
-    return not hasattr(owner, "detach") and type(owner).__eq__ is not object.__eq__
+    compared: Any = type(owner).__eq__
+    return not hasattr(owner, "detach") and compared is not object.__eq__
 
 
 def _in_order(ids: set[Any]) -> list[Any]:
