@@ -73,6 +73,18 @@ def test_rows_of_one_id_have_one_number_whatever_their_type_and_order():
         owner_numbers(np.array([17, "17"], dtype=object))
 
 
+def test_ids_that_are_compared_by_object_are_never_taken_for_as_many_people():
+    """Data sets give columns as lists of tensors, each of which is a key of its own to a dictionary."""
+    assert owner_numbers(list(torch.tensor([7, 3, 7]))).tolist() == [1, 0, 1]
+    assert owner_numbers([torch.tensor(7), 3, 7.0]).tolist() == [1, 0, 1]
+
+    class Person:
+        pass
+
+    with pytest.raises(ValueError, match="one person would count as many"):
+        owner_numbers([Person(), Person()])
+
+
 def test_what_holds_rows_or_ids_shows_none_of_them():
     assert "0." not in repr(correct_count(X, Y, noise=20, groups=np.arange(ROWS) % 4))
     assert "groups" not in repr(Sampling(batch_size=2, steps=1, groups=np.arange(4)))

@@ -438,9 +438,16 @@ def owner_numbers(groups: Any, rows: int | None = None) -> NDArray[np.intp]:
     if array.ndim != 1 or (rows is not None and len(array) != rows):
         raise ValueError("groups must be one-dimensional, with one id for each row")
     if array.dtype.kind == "O":
-        listed = array.tolist()
+        # A tensor is a dictionary's key by which object it is, and no two of them are one: its number is the id.
+        listed = [owner.item() if hasattr(owner, "detach") and owner.ndim == 0 else owner for owner in array.tolist()]
         if any(owner is None or type(owner).__name__ == "NAType" or owner != owner for owner in listed):
             raise ValueError(MISSING_IDS)
+        odd = next((type(owner) for owner in listed if not _by_value(owner)), None)
+        if odd is not None:
+            raise ValueError(
+                f"groups has ids of type {odd.__name__}, which are compared by which object they are and not by what "
+                "they say, so that one person would count as many. Convert the ids to numbers or text"
+            )
         kinds = {_kind(type(owner)) for owner in listed}
         if len(kinds) > 1:
             raise ValueError(
@@ -453,6 +460,12 @@ def owner_numbers(groups: Any, rows: int | None = None) -> NDArray[np.intp]:
     if array.dtype.kind in "fcmM" and bool((array != array).any()):
         raise ValueError(MISSING_IDS)
     return np.unique(array, return_inverse=True)[1].astype(np.intp)
+
+
+def _by_value(owner: Any) -> bool:
+    """Whether two ids that say the same are equal."""
+    compared: Any = type(owner).__eq__
+    return not hasattr(owner, "detach") and compared is not object.__eq__
 
 
 def _in_order(ids: set[Any]) -> list[Any]:
