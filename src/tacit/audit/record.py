@@ -200,7 +200,7 @@ def _choices(planted: Planted, mechanism: acc.Mechanism, claimed: Claimed) -> li
         groups = next(p for p, _ in mechanism.parts() if isinstance(p, acc.CyclicPoissonSampled)).groups
         own = sum(masks[k::groups].any(0).astype(int) for k in range(groups))
         found = [holds("groups", bool(np.max(own) <= 1), f"each canary slot in the steps of one of {groups} groups")]
-        rounds = masks[: len(masks) // groups * groups].reshape(-1, groups, masks.shape[1]).any(1)
+        rounds = np.asarray(masks[: len(masks) // groups * groups].reshape(-1, groups, masks.shape[1]).any(1))
         each = acc.PoissonSampled(acc.Gaussian(1.0), claimed.rate)
         return found + (check_sampling(rounds, each) if len(rounds) else [])
     return check_sampling(masks, mechanism, planted.per_pass or len(masks))

@@ -224,7 +224,8 @@ class IAccountant:
         self._take_over(own.get("name"), own["noted"])
         for kept in own["runs"]:
             rate, groups = kept.get("rate"), kept.get("groups")
-            sampler = make_sampler(*kept["sampler"], groups=groups)
+            name, size, batch = kept["sampler"]
+            sampler = make_sampler(name, size, batch, groups=groups)
             if rate is not None:
                 sampler = PoissonAtRate(sampler.size, sampler.batch_size, float(rate))
             run = Spent(sampler, kept["elements"], kept.get("unit", "record"))

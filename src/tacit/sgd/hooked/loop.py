@@ -34,7 +34,7 @@ from tacit.sgd.hooked.calls import Call
 from tacit.sgd.hooked.draws import Piece, PrivateBatches, Spent
 from tacit.sgd.hooked.prepaid import Asked, Prepaid
 from tacit.sgd.hooked.watch import Watch
-from tacit.sgd.release import AdaptiveClipping
+from tacit.sgd.release import AdaptiveClipping, EarlierNoise
 from tacit.sgd.training.probes import EVERY, Probes
 from tacit.sgd.training.sampling import Poisson
 from tacit.sgd.training.validation import check_parameters
@@ -65,7 +65,7 @@ class Loop(OneProcess):
         batch_dim: int = 0,
         key: Key | None = None,
         check: bool = True,
-        earlier: release.EarlierNoise | None = None,
+        earlier: EarlierNoise | None = None,
     ) -> None:
         self.parameters = check_parameters(model, optimizer)
         #: which noise of earlier steps a step takes back; then noise and clip norm stay what they are
@@ -338,7 +338,7 @@ class Loop(OneProcess):
         if self.paid is not None:
             self.paid.released()
 
-    def _check_in_turn(self, earlier: release.EarlierNoise) -> None:
+    def _check_in_turn(self, earlier: EarlierNoise) -> None:
         """Refuse what the price of correlated noise does not cover: its steps have one draw each, in turn, alike."""
         if (float(self.noise_multiplier), self.clip_norm) != self._first or self.adaptive is not None:
             raise ValueError("correlated noise needs one noise multiplier and one clip norm for all steps")
