@@ -347,6 +347,12 @@ def test_a_planned_run_is_granted_or_refused_as_the_ledger_would_and_nothing_is_
     refused = ask(web, "ledger/planned", **(values | {"noise": "0.5"}))
     assert refused["granted"] is False
     assert "Would be refused" in refused["html"]
+    assert "steps, " in refused["html"]  # what would fit
+    assert "Sampled(" not in refused["html"]
+    german = ask(web, "ledger/planned", "de", **(values | {"noise": "0.5"}))["html"]
+    assert "Würde abgelehnt" in german
+    assert "Rauschfaktor" in german
+    assert " would " not in german
     assert studio.ledger.head("people") == before
     with studio.ledger.charge("people", run, purpose="now it is"):
         pass
