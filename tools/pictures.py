@@ -126,30 +126,24 @@ set('name[]', 'age'); set('lower[]', '18'); set('upper[]', '95'); set('why[]', '
 
 def studio() -> None:
     """The pages of the studio: a price, a run that would be refused, and a schema on a phone."""
-    from tools.axe import home
+    from tools.axe import home, started
     from tools.webdriver import Browser
 
-    with tempfile.TemporaryDirectory() as place:
-        command = [sys.executable, "-m", "tacit", "studio", "--no-open", "--port", "0", "--ledger", "people.db"]
-        with subprocess.Popen(command, cwd=home(Path(place)), stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            address = process.stdout.readline().strip()
-            base = address.partition("/?")[0]
-            with Browser(1100, 1000) as browser:
-                browser.open(address)
-                for name, page, act, width, height in (
-                    ("cost", "cost", "", 1100, 1000),
-                    ("ledger", "ledger?noise=0.4", "document.querySelector('[data-click]').click()", 1100, 1150),
-                    ("schema", "schema", FILLED, 390, 900),
-                ):
-                    browser.look(width, height)
-                    browser.open(f"{base}/{page}")
-                    browser.settled()
-                    browser.run(act)
-                    time.sleep(1)  # a change is asked for after a moment
-                    browser.settled()
-                    browser.picture(PLACE / f"studio-{name}.png")
-            process.terminate()
+    with tempfile.TemporaryDirectory() as place, started(home(Path(place))) as address, Browser(1100, 1000) as browser:
+        base = address.partition("/?")[0]
+        browser.open(address)
+        for name, page, act, width, height in (
+            ("cost", "cost", "", 1100, 1000),
+            ("ledger", "ledger?noise=0.4", "document.querySelector('[data-click]').click()", 1100, 1150),
+            ("schema", "schema", FILLED, 390, 900),
+        ):
+            browser.look(width, height)
+            browser.open(f"{base}/{page}")
+            browser.settled()
+            browser.run(act)
+            time.sleep(1)  # a change is asked for after a moment
+            browser.settled()
+            browser.picture(PLACE / f"studio-{name}.png")
 
 
 RED = "#c0392b"

@@ -347,7 +347,7 @@ def test_a_planned_run_is_granted_or_refused_as_the_ledger_would_and_nothing_is_
     refused = ask(web, "ledger/planned", **(values | {"noise": "0.5"}))
     assert refused["granted"] is False
     assert "Would be refused" in refused["html"]
-    enough = re.search(r"noise multiplier of ([\d.]+) all of them would fit", refused["html"])[1]
+    enough = re.search(r"noise multiplier of ([\d.]+) the whole run would fit", refused["html"])[1]
     assert ask(web, "ledger/planned", **(values | {"noise": enough}))["granted"]
     assert "Sampled(" not in refused["html"]
     german = ask(web, "ledger/planned", "de", **(values | {"noise": "0.5"}))["html"]

@@ -133,7 +133,7 @@ def _refused(advice: Advice) -> str:
     if advice.repeats:
         lines.append(f"Of its {advice.asked_repeats:,} steps, {advice.repeats:,} would still fit with this noise.")
     if advice.noise is not None:
-        lines.append(f"With a noise multiplier of {number(rounded(advice.noise, 3))} all of them would fit.")
+        lines.append(f"With a noise multiplier of {number(rounded(advice.noise, 3))} the whole run would fit.")
     return '<div class="warn" role="alert">' + "".join(f"<p>{html.escape(line)}</p>" for line in lines) + "</div>"
 
 
