@@ -7,6 +7,7 @@ studio or in a report, narrow or wide, light or dark, of either language, as the
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import subprocess
 import sys
@@ -74,6 +75,18 @@ def home(folder: Path) -> Path:
     return folder
 
 
+@contextlib.contextmanager
+def started(folder: Path) -> Iterator[str]:
+    """A studio of a folder: the address that lets its reader in."""
+    command = [sys.executable, "-m", "tacit", "studio", "--no-open", "--port", "0", "--ledger", "people.db"]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as studio:
+        try:
+            assert studio.stdout is not None
+            yield studio.stdout.readline().strip()
+        finally:
+            studio.terminate()
+
+
 def main(path: str = "") -> int:
     """Print what axe finds; the number of serious faults, 1 at most."""
     axe, serious, looked = script(path), 0, 0
@@ -81,10 +94,7 @@ def main(path: str = "") -> int:
         sys.exit("there is no axe-core: pip install axe-core-python, or give the path of its axe.min.js")
     with tempfile.TemporaryDirectory() as made:
         folder = home(Path(made))
-        command = [sys.executable, "-m", "tacit", "studio", "--no-open", "--port", "0", "--ledger", "people.db"]
-        with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as studio:
-            assert studio.stdout is not None
-            address = studio.stdout.readline().strip()
+        with started(folder) as address:
             base = address.partition("/?")[0]
             pages = [base.replace("127.0.0.1", "localhost") + "/cost"]  # nobody is let in there: the door
             for language in ("en", "de"):
@@ -98,7 +108,6 @@ def main(path: str = "") -> int:
                     for where, impact, what in faults(browser, axe, pages):
                         print(where, width, "dark" if dark else "light", impact, what)
                         serious += impact in ("serious", "critical")
-            studio.terminate()
     print(f"{serious} serious faults in {looked} views")
     return min(serious, 1)
 

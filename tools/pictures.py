@@ -3,9 +3,9 @@
 They go to docs/pictures/.
 
 ``speed`` is drawn from kept measurements (``benchmarks/results``), ``interval`` is computed, ``ledger`` and ``report``
-are what the command prints and writes, in a folder of their own; these two need Chromium. (The headline is made by
-``python -m experiments.gallery``.) ``neighbours``, ``loss``, ``processing`` and ``auxiliary`` are drawn, for the pages
-that teach; the people in them are made up.
+are what the command prints and writes, in a folder of their own, ``studio`` shows its pages; these three need Chromium.
+(The headline is made by ``python -m experiments.gallery``.) ``neighbours``, ``loss``, ``processing`` and ``auxiliary``
+are drawn, for the pages that teach; the people in them are made up.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,35 @@ def report() -> None:
         _shell("tacit train labsup --epsilon 1 --delta 1e-6 --epochs 20 --batch 1024 --model linear", place)
         page = Path(place, "runs", "labsup-1", "report.html")
         _picture(page, "report.png", 1000, 1050)
+
+
+FILLED = """
+const set = (name, value) => { const field = document.querySelector(`[name="${name}"]`); field.value = value;
+  field.dispatchEvent(new Event('input', {bubbles: true})); };
+set('name[]', 'age'); set('lower[]', '18'); set('upper[]', '95'); set('why[]', 'only adults are asked');
+"""
+
+
+def studio() -> None:
+    """The pages of the studio: a price, a run that would be refused, and a schema on a phone."""
+    from tools.axe import home, started
+    from tools.webdriver import Browser
+
+    with tempfile.TemporaryDirectory() as place, started(home(Path(place))) as address, Browser(1100, 1000) as browser:
+        base = address.partition("/?")[0]
+        browser.open(address)
+        for name, page, act, width, height in (
+            ("cost", "cost", "", 1100, 1000),
+            ("ledger", "ledger?noise=0.4", "document.querySelector('[data-click]').click()", 1100, 1150),
+            ("schema", "schema", FILLED, 390, 900),
+        ):
+            browser.look(width, height)
+            browser.open(f"{base}/{page}")
+            browser.settled()
+            browser.run(act)
+            time.sleep(1)  # a change is asked for after a moment
+            browser.settled()
+            browser.picture(PLACE / f"studio-{name}.png")
 
 
 RED = "#c0392b"
@@ -288,7 +318,7 @@ def _shell(line: str, folder: str) -> str:
     return told.stdout + told.stderr
 
 
-PICTURES = {f.__name__: f for f in (speed, interval, ledger, report, neighbours, loss, processing, auxiliary)}
+PICTURES = {f.__name__: f for f in (speed, interval, ledger, report, studio, neighbours, loss, processing, auxiliary)}
 
 if __name__ == "__main__":
     PLACE.mkdir(exist_ok=True)

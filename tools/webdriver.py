@@ -102,7 +102,7 @@ class Browser:
     def settled(self) -> None:
         """Wait until every question of a page of the studio has its answer."""
         busy = "[...document.querySelectorAll('[data-ask]')].every(x => x.getAttribute('aria-busy') === 'false')"
-        self.wait(f"return {busy}")
+        self.wait(f"return {busy}", seconds=120)
 
     def text(self) -> str:
         """What the page shows."""

@@ -45,6 +45,8 @@ def test_a_plan_shows_its_price():
     plan = trained(Ledger()).plan
     text = plan._repr_html_()
     assert "zero out one person" in text
+    assert "Poisson sampling at rate" in text
+    assert "{" not in text.split("<svg")[0]  # no dictionary of a program
     assert f'<td style="text-align:left">{plan.steps}</td>' in text
 
 

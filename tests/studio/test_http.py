@@ -22,6 +22,7 @@ from tacit.report.texts import say
 from tacit.schema import Schema
 from tacit.studio import Studio, make_app, shell
 from tacit.studio.app import POLICY, QUESTIONS, hosts
+from tacit.studio.cost import ROUGH
 from tests.report.test_page import Reader
 
 testclient = pytest.importorskip("starlette.testclient")
@@ -240,7 +241,7 @@ def test_a_rough_price_is_certified_too_and_holds_the_narrow_one(web, plan):
     assert rough["lower"] <= narrow["upper"]
     assert narrow["lower"] <= rough["upper"]
     assert rough["upper"] >= narrow["lower"]
-    assert rough["upper"] - rough["lower"] <= max(0.0101, 1.01 * (narrow["upper"] - narrow["lower"]))
+    assert rough["upper"] - rough["lower"] <= max(1.01 * ROUGH, 1.01 * (narrow["upper"] - narrow["lower"]))
 
 
 def test_attack_and_curves_are_those_of_the_accountant(web):
@@ -347,6 +348,13 @@ def test_a_planned_run_is_granted_or_refused_as_the_ledger_would_and_nothing_is_
     refused = ask(web, "ledger/planned", **(values | {"noise": "0.5"}))
     assert refused["granted"] is False
     assert "Would be refused" in refused["html"]
+    enough = re.search(r"noise multiplier of ([\d.]+) the whole run would fit", refused["html"])[1]
+    assert ask(web, "ledger/planned", **(values | {"noise": enough}))["granted"]
+    assert "Sampled(" not in refused["html"]
+    german = ask(web, "ledger/planned", "de", **(values | {"noise": "0.5"}))["html"]
+    assert "Würde abgelehnt" in german
+    assert "Rauschfaktor" in german
+    assert " would " not in german
     assert studio.ledger.head("people") == before
     with studio.ledger.charge("people", run, purpose="now it is"):
         pass

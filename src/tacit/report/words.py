@@ -172,6 +172,19 @@ def attacker(curve: acc.Tradeoff | None, alpha: float = 0.01) -> str:
     )
 
 
+#: Mechanisms that one number describes, and the name of that number.
+_PLAIN: dict[type[acc.Mechanism], tuple[str, str]] = {
+    acc.Gaussian: ("Gaussian noise of {} times the sensitivity", "noise_multiplier"),
+    acc.Laplace: ("Laplace noise of {} times the sensitivity", "scale"),
+    acc.DiscreteGaussian: ("discrete Gaussian noise of standard deviation {}", "sigma"),
+    acc.DiscreteLaplace: ("discrete Laplace noise of scale {}", "scale"),
+    acc.Votes: ("the largest of the teachers' votes with Gaussian noise of {} on every count", "noise"),
+    acc.LaplaceVotes: ("the largest of the teachers' votes with Laplace noise of {} on every count", "scale"),
+    acc.VoteCheck: ("a comparison of the teachers' largest count, with Gaussian noise of {}", "noise"),
+    acc.PureDP: ("any mechanism with ε = {}", "epsilon"),
+}
+
+
 def mechanism(described: acc.Mechanism) -> str:
     """A mechanism as people say it.
 
@@ -189,15 +202,10 @@ def _times(part: acc.Mechanism, times: int) -> str:
 def _one(part: acc.Mechanism) -> str:
     unit, sampled = part.unit, getattr(part, "mechanism", None)
     inner = mechanism(sampled) if isinstance(sampled, acc.Mechanism) else ""
+    if type(part) in _PLAIN:
+        said, name = _PLAIN[type(part)]
+        return said.format(_short(getattr(part, name)))
     match part:
-        case acc.Gaussian():
-            return f"Gaussian noise of {_short(part.noise_multiplier)} times the sensitivity"
-        case acc.Laplace():
-            return f"Laplace noise of {_short(part.scale)} times the sensitivity"
-        case acc.DiscreteGaussian():
-            return f"discrete Gaussian noise of standard deviation {_short(part.sigma)}"
-        case acc.DiscreteLaplace():
-            return f"discrete Laplace noise of scale {_short(part.scale)}"
         case acc.PoissonSampled():
             return f"{inner} on a sample in which each {unit} is with probability {_short(part.rate)}"
         case acc.TruncatedPoissonSampled():
@@ -214,20 +222,12 @@ def _one(part: acc.Mechanism) -> str:
         case acc.Selected():
             law = {"poisson": "Poisson", "threshold": "up to a threshold"}.get(part.distribution, _law(part.eta))
             return f"the best of {_short(part.runs)} runs on average ({law}), each of them: {inner}"
-        case acc.Votes():
-            return f"the largest of the teachers' votes with Gaussian noise of {_short(part.noise)} on every count"
-        case acc.LaplaceVotes():
-            return f"the largest of the teachers' votes with Laplace noise of {_short(part.scale)} on every count"
-        case acc.VoteCheck():
-            return f"a comparison of the teachers' largest count, with Gaussian noise of {_short(part.noise)}"
         case acc.ProfileDP():
             return "a mechanism that is known by its privacy profile"
         case acc.ApproxDP(epsilon=0):
             return f"a failure with a chance of at most {_short(part.delta)}"
         case acc.ApproxDP():
             return f"any mechanism with ε = {_short(part.epsilon)} and δ = {_short(part.delta)}"
-        case acc.PureDP():
-            return f"any mechanism with ε = {_short(part.epsilon)}"
     named = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(part).__name__)
     hidden = ("version", "kind", "unit", "adjacency")
     plain = {k: v for k, v in part.to_dict().items() if k not in hidden and isinstance(v, int | float | str)}

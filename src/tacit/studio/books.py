@@ -7,14 +7,13 @@ import html
 from collections.abc import Mapping
 from typing import Any
 
-from tacit.ledger import BudgetExceeded, Ledger, LedgerError
+from tacit.ledger import Advice, BudgetExceeded, Ledger, LedgerError
 from tacit.ledger.service import CHARGE, READ
 from tacit.ledger.tokens import Token, require
 from tacit.report import words
 from tacit.report.elements import shown, table
 from tacit.report.words import number, rounded
 from tacit.studio.cost import Planned
-from tacit.studio.fields import alert
 from tacit.studio.state import Studio
 
 #: The rules by which charges add up, in words.
@@ -111,7 +110,7 @@ def planned(studio: Studio, who: Token, values: Mapping[str, Any]) -> dict[str, 
         price = ledger.quote(dataset, plan.mechanism)
         before, after = ledger.budget(dataset, exact=False), ledger.foresee(dataset, plan.mechanism)
     except BudgetExceeded as error:
-        return {"html": alert(f"Would be refused: {error}"), "granted": False}
+        return {"html": _refused(error.advice), "granted": False}
     rows = [
         [what, *(f"ε = {shown(rounded(max(one.left_epsilon, 0.0), up=False))}", f"{min(one.used, 1.0):.1%}")]
         for what, one in (("now", before), ("after this run", after))
@@ -123,6 +122,19 @@ def planned(studio: Studio, who: Token, values: Mapping[str, Any]) -> dict[str, 
         + '<p class="muted">Nothing is charged here: the run charges itself.</p>'
     )
     return {"html": text, "granted": True, "epsilon": price.epsilon, "left": after.left_epsilon}
+
+
+def _refused(advice: Advice) -> str:
+    """Why a run does not fit, and what would."""
+    lines = [
+        "Would be refused: it does not fit into the budget.",
+        f"It costs ε = {number(rounded(advice.asked_epsilon))} at δ = {number(rounded(advice.asked_delta))} by itself.",
+    ]
+    if advice.repeats:
+        lines.append(f"Of its {advice.asked_repeats:,} steps, {advice.repeats:,} would still fit with this noise.")
+    if advice.noise is not None:
+        lines.append(f"With a noise multiplier of {number(rounded(advice.noise, 3))} the whole run would fit.")
+    return '<div class="warn" role="alert">' + "".join(f"<p>{html.escape(line)}</p>" for line in lines) + "</div>"
 
 
 def verify(studio: Studio, who: Token, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ MOST_STEPS = 20_000_000
 #: Step counts in the drawing.
 COUNTS = 24
 #: How wide a price may be while a slider moves. It is certified too; the page asks for the narrow one afterwards.
-ROUGH = 0.01
+ROUGH = 0.03
 
 
 @dataclasses.dataclass(frozen=True)

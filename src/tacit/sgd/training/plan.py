@@ -216,7 +216,7 @@ class Plan:
     def _repr_html_(self) -> str:
         """The plan in a notebook: its price with the trade-off curve, and what is known before the first step."""
         bound = self.stated.price()
-        said = {"steps": self.steps, "sampler": str(self.sampler.to_dict())}
+        said = {"steps": self.steps, "sampler": self.sampler.words}
         return acc.Privacy(bound, self.spent(), said).to_html()
 
     @property
