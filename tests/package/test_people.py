@@ -211,9 +211,9 @@ def moved(run, monkeypatch, people=people):
         sums = []
         plain = release.noisy_gradients
 
-        def look(given, *rest, plain=plain, sums=sums):
+        def look(given, *rest, plain=plain, sums=sums, **named):
             sums.append(torch.cat([value.detach().double().reshape(-1) for value in given.values()]))
-            return plain(given, *rest)
+            return plain(given, *rest, **named)
 
         with monkeypatch.context() as patch:
             patch.setattr(release, "noisy_gradients", look)
