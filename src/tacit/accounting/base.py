@@ -438,28 +438,33 @@ def owner_numbers(groups: Any, rows: int | None = None) -> NDArray[np.intp]:
     if array.ndim != 1 or (rows is not None and len(array) != rows):
         raise ValueError("groups must be one-dimensional, with one id for each row")
     if array.dtype.kind == "O":
-        # A tensor is a dictionary's key by which object it is, and no two of them are one: its number is the id.
-        listed = [owner.item() if hasattr(owner, "detach") and owner.ndim == 0 else owner for owner in array.tolist()]
-        if any(owner is None or type(owner).__name__ == "NAType" or owner != owner for owner in listed):
-            raise ValueError(MISSING_IDS)
-        odd = next((type(owner) for owner in listed if not _by_value(owner)), None)
-        if odd is not None:
-            raise ValueError(
-                f"groups has ids of type {odd.__name__}, which are compared by which object they are and not by what "
-                "they say, so that one person would count as many. Convert the ids to numbers or text"
-            )
-        kinds = {_kind(type(owner)) for owner in listed}
-        if len(kinds) > 1:
-            raise ValueError(
-                f"groups mixes ids that are {' and '.join(sorted(kinds))}: 17 and '17', which a file read in parts can "
-                "give for one person, would count as two people. Convert the ids to one type"
-            )
-        # By Python's own equality: 17, 17.0 and numpy's 17 are one person.
-        known = {owner: number for number, owner in enumerate(_in_order(set(listed)))}
-        return np.array([known[owner] for owner in listed], dtype=np.intp)
+        return _numbered(array.tolist())
     if array.dtype.kind in "fcmM" and bool((array != array).any()):
         raise ValueError(MISSING_IDS)
     return np.unique(array, return_inverse=True)[1].astype(np.intp)
+
+
+def _numbered(ids: list[Any]) -> NDArray[np.intp]:
+    """A number for each id, the same for ids that are equal."""
+    # A tensor is a dictionary's key by which object it is, and no two of them are one: its number is the id.
+    listed = [owner.item() if hasattr(owner, "detach") and owner.ndim == 0 else owner for owner in ids]
+    if any(owner is None or type(owner).__name__ == "NAType" or owner != owner for owner in listed):
+        raise ValueError(MISSING_IDS)
+    odd = next((type(owner) for owner in listed if not _by_value(owner)), None)
+    if odd is not None:
+        raise ValueError(
+            f"groups has ids of type {odd.__name__}, which are compared by which object they are and not by what "
+            "they say, so that one person would count as many. Convert the ids to numbers or text"
+        )
+    kinds = {_kind(type(owner)) for owner in listed}
+    if len(kinds) > 1:
+        raise ValueError(
+            f"groups mixes ids that are {' and '.join(sorted(kinds))}: 17 and '17', which a file read in parts can "
+            "give for one person, would count as two people. Convert the ids to one type"
+        )
+    # By Python's own equality: 17, 17.0 and numpy's 17 are one person.
+    known = {owner: number for number, owner in enumerate(_in_order(set(listed)))}
+    return np.array([known[owner] for owner in listed], dtype=np.intp)
 
 
 def _by_value(owner: Any) -> bool:
