@@ -458,8 +458,11 @@ def test_an_answer_that_does_not_come_is_asked_for_again_and_is_one_charge(servi
     waker.start()
     ana.charge(people, acc.PureDP(0.25)).confirm()
     waker.join()
-    log = [json.loads(line) for line in (service.folder / "log.jsonl").read_text().splitlines()]
-    assert sum((line["action"], line["dataset"]) == ("charge", people) for line in log) > 1
+    until, asked = time.monotonic() + 30, 0
+    while asked < 2 and time.monotonic() < until:  # answers that nobody waits for any more are noted later
+        log = [json.loads(line) for line in (service.folder / "log.jsonl").read_text().splitlines()]
+        asked = sum((line["action"], line["dataset"]) == ("charge", people) for line in log)
+    assert asked > 1
     assert (ana.budget(people).charges, ana.budget(people).unconfirmed) == (1, 0)
 
 

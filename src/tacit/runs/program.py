@@ -165,8 +165,9 @@ def run(
         size: A public number of units to price with, in place of the true one. Without it the number is counted and
             treated as public.
         max_rows: How many rows of one unit a step may use.
-        ledger: The ledger to charge: a file or ``postgresql://…``. None charges nothing.
+        ledger: The ledger to charge: a file, ``postgresql://…`` or ``https://…``. None charges nothing.
         dataset: The name of the data in the ledger.
+        plan: The schedule whose next run this is (``tacit ledger plan``). It pays; None charges the run itself.
         evaluate: A file, a split of a known data set, or a table to evaluate on.
         public_share: About this share of the units, chosen by a hash, is set apart as public and evaluated on.
         public_because: Why the evaluation rows need no protection. Without it results stay with the operator.
