@@ -41,7 +41,7 @@ KEYS = ("table", "method", "epsilon", "size", "seed")
 METHODS = ("plain", "hand-binned", "DP-EBM", "additive")
 #: diffprivlib has no δ; the last two are not private.
 PEERS = ("diffprivlib", "scikit-learn", "boosted trees")
-RESULTS = Path(__file__).parent / "results" / "additive-cpu-2026-11-18.jsonl"
+RESULTS = Path(__file__).parent / "results" / "additive-cpu-2026-11-19.jsonl"
 MONEY = (1, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 BILLS = (1, 1000, 5000, 20_000, 50_000, 100_000, 200_000, 300_000)
 DELAYS = (-1, 0, 1, 2, 3)

@@ -100,7 +100,8 @@ def _numeric(column: Numeric, table: pl.DataFrame) -> list[Mismatch]:
 
 def _inside(column: Numeric, numbers: pl.Series) -> list[Mismatch]:
     """How the values fill the bounds."""
-    found, numbers = [], numbers.drop_nulls()
+    found: list[Mismatch] = []
+    numbers = numbers.drop_nulls()
     if not len(numbers):
         return found
     for beyond, bound, word in (

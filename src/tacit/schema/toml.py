@@ -125,6 +125,8 @@ def write(columns: tuple[AnyColumn, ...], unit: Unit, name: str, description: st
         for field in fields(column):
             value = getattr(column, field.name)
             if field.name != "name" and (field.default is MISSING or value != field.default):
-                day = isinstance(column, Date) and field.name in ("lower", "upper", "fill")
-                lines.append(f"{field.name} = {column.shown(value) if day else toml_value(value)}")
+                if isinstance(column, Date) and field.name in ("lower", "upper", "fill"):
+                    lines.append(f"{field.name} = {column.shown(value)}")
+                else:
+                    lines.append(f"{field.name} = {toml_value(value)}")
     return "\n".join(lines).lstrip("\n") + "\n"
