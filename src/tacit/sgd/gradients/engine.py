@@ -364,7 +364,8 @@ class Engine:
     def by_plan(self, request: Request, run: Pass, *, due: bool) -> tuple[Gradients | None, Tensor]:
         """Per-example gradients by a plan that holds for this batch; made, and checked, where there is none yet.
 
-        ``None`` for gradients when no example of the batch has a finite one.
+        ``None`` for gradients when no example of the batch has a finite one. Many branches: each is a reason to doubt
+        the plan, or to make it anew, and ranks have to agree on all of them.
         """
         if not run.doubt and self.shards is None and self.ways.other(run.context, request.data, run.trace):
             run.doubt = verify.CHANGED

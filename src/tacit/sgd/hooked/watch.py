@@ -258,6 +258,7 @@ class Watch:
         return call.arguments(call.leaves)
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
+        """Take note of a call that ends. Many branches: it may be none of ours, without uses, or one to be doubted."""
         if not self._inside or self._inside[-1].module is not module or self._off:
             return None
         call = self._inside.pop()
