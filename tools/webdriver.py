@@ -58,6 +58,7 @@ class Browser:
         ]  # fmt: skip
         wanted = {
             "browserName": "chrome",
+            "timeouts": {"script": 55_000},
             "goog:chromeOptions": {"binary": found[0], "args": arguments},
             "goog:loggingPrefs": {"performance": "ALL", "browser": "ALL"},
         }
