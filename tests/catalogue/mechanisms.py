@@ -389,6 +389,9 @@ VARIED: dict[str, Entry] = {
     "FixedSizeSampled, near": Entry(
         acc.FixedSizeSampled(G(1.0, replace=1.0), 20, 100), _fixed_size(1.0, 0.2, 1.0), ("add-remove",), 2.0
     ),
+    "CyclicPoissonSampled, seldom": Entry(
+        acc.CyclicPoissonSampled(G(1.0), 0.02, 8), _poisson(1.0, 0.02), ("add-remove", "zero-out")
+    ),
     "Shuffled Laplace": Entry(acc.Shuffled(L(2.0)), _laplace(2.0), NEVER, 1.001),
     "BallsInBins, two": Entry(acc.BallsInBins(G(1.0), 2), _balls(1.0, 2), NEVER, 2.0),
     "Votes, less noise": Entry(acc.Votes(3.0), _votes(3.0, "any", _won, 2.0), NEVER, math.inf),
