@@ -392,6 +392,9 @@ VARIED: dict[str, Entry] = {
     "FixedSizeSampled, near": Entry(
         acc.FixedSizeSampled(G(1.0, replace=1.0), 20, 100), _fixed_size(1.0, 0.2, 1.0), ("add-remove",), 2.0
     ),
+    "CyclicPoissonSampled, seldom": Entry(
+        acc.CyclicPoissonSampled(G(1.0), 0.02, 8), _poisson(1.0, 0.02), ("add-remove", "zero-out")
+    ),
     "Shuffled Laplace": Entry(acc.Shuffled(L(2.0)), _laplace(2.0), NEVER, 1.001),
     "CyclicPoissonSampled, two groups": Entry(
         acc.CyclicPoissonSampled(G(1.5), 0.3, 2), _poisson(1.5, 0.3), ("add-remove", "zero-out")
