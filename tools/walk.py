@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tacit
+from tacit.noise import Key
 from tacit.sgd import Training
 
 ROOT = Path(tacit.__file__).parent
@@ -126,6 +127,7 @@ def steady_step(name: str, *, compiled: bool) -> Walk:
         noise_multiplier=1.0,
         delta=1e-5,
         compile=compiled,
+        key=Key(bytes(32), repeatable=True),  # of which the step is none that is probed
     )
     batches = iter(training)
     for _ in range(STEADY):

@@ -124,16 +124,16 @@ def planned(studio: Studio, who: Token, values: Mapping[str, Any]) -> dict[str, 
     return {"html": text, "granted": True, "epsilon": price.epsilon, "left": after.left_epsilon}
 
 
-def _refused(advice: Advice) -> str:
+def _refused(advice: Advice | None) -> str:
     """Why a run does not fit, and what would."""
-    lines = [
-        "Would be refused: it does not fit into the budget.",
-        f"It costs ε = {number(rounded(advice.asked_epsilon))} at δ = {number(rounded(advice.asked_delta))} by itself.",
-    ]
-    if advice.repeats:
-        lines.append(f"Of its {advice.asked_repeats:,} steps, {advice.repeats:,} would still fit with this noise.")
-    if advice.noise is not None:
-        lines.append(f"With a noise multiplier of {number(rounded(advice.noise, 3))} the whole run would fit.")
+    lines = ["Would be refused: it does not fit into the budget."]
+    if advice is not None:  # a service may not have computed it
+        asked = number(rounded(advice.asked_epsilon)), number(rounded(advice.asked_delta))
+        lines.append("It costs ε = {} at δ = {} by itself.".format(*asked))
+        if advice.repeats:
+            lines.append(f"Of its {advice.asked_repeats:,} steps, {advice.repeats:,} would still fit with this noise.")
+        if advice.noise is not None:
+            lines.append(f"With a noise multiplier of {number(rounded(advice.noise, 3))} the whole run would fit.")
     return '<div class="warn" role="alert">' + "".join(f"<p>{html.escape(line)}</p>" for line in lines) + "</div>"
 
 

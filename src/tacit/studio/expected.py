@@ -125,7 +125,7 @@ def regression(values: Mapping[str, Any]) -> dict[str, Any]:
 def training(values: Mapping[str, Any]) -> dict[str, Any]:
     """How good a trained model would be at each ε: ``tacit.run`` on rows that are made up."""
     schema, count, delta = read_schema(values), int(FIELDS[0].read(values)), FIELDS[1].read(values)
-    epochs, batch, model = (field.read(values) for field in TRAINING)
+    (epochs, batch), model = (field.read(values) for field in TRAINING[:2]), TRAINING[2].read(values)
     if (told := _without_target(schema)) is not None:
         return told
     rows = min(count, MOST)
@@ -176,8 +176,8 @@ class _World:
             y = np.where(yes, target.true, target.false)
             truth, plain = float(np.mean((signal > 0) == yes)), float(max(np.mean(yes), 1 - np.mean(yes)))
         table_[target.name] = y
-        halves = ({name: column[part] for name, column in table_.items()} for part in (np.s_[:rows], np.s_[rows:]))
-        return cls(*halves, truth, plain)
+        train, test = ({name: column[part] for name, column in table_.items()} for part in (np.s_[:rows], np.s_[rows:]))
+        return cls(train, test, truth, plain)
 
     def error(self, target: Numeric | Boolean, said: Any) -> float:
         """The error or the accuracy of some answers on the fresh rows."""
