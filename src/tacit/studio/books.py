@@ -14,6 +14,7 @@ from tacit.report import words
 from tacit.report.elements import shown, table
 from tacit.report.words import number, rounded
 from tacit.studio.cost import Planned
+from tacit.studio.fields import alert
 from tacit.studio.state import Studio
 
 #: The rules by which charges add up, in words.
@@ -110,7 +111,8 @@ def planned(studio: Studio, who: Token, values: Mapping[str, Any]) -> dict[str, 
         price = ledger.quote(dataset, plan.mechanism)
         before, after = ledger.budget(dataset, exact=False), ledger.foresee(dataset, plan.mechanism)
     except BudgetExceeded as error:
-        return {"html": _refused(error.advice), "granted": False}
+        said = _refused(error.advice) if error.advice is not None else alert(f"Would be refused: {error}")
+        return {"html": said, "granted": False}
     rows = [
         [what, *(f"ε = {shown(rounded(max(one.left_epsilon, 0.0), up=False))}", f"{min(one.used, 1.0):.1%}")]
         for what, one in (("now", before), ("after this run", after))

@@ -28,8 +28,8 @@ FIELDS = (
 TRAINING = (
     NumberField("epochs", "Epochs of training", "5", 0.1, 100),
     NumberField("batch", "Batch size of training", "1000", 1, 1e6, whole=True),
-    ChoiceField("model", "Model that is trained", ("linear", "mlp")),
 )
+MODEL = ChoiceField("model", "Model that is trained", ("linear", "mlp"))
 #: Rows that are made up; with more rows the error is smaller than shown.
 MOST = 20_000
 #: Steps of a training run that a page waits for.
@@ -125,7 +125,8 @@ def regression(values: Mapping[str, Any]) -> dict[str, Any]:
 def training(values: Mapping[str, Any]) -> dict[str, Any]:
     """How good a trained model would be at each ε: ``tacit.run`` on rows that are made up."""
     schema, count, delta = read_schema(values), int(FIELDS[0].read(values)), FIELDS[1].read(values)
-    (epochs, batch), model = (field.read(values) for field in TRAINING[:2]), TRAINING[2].read(values)
+    epochs, batch = (field.read(values) for field in TRAINING)
+    model = MODEL.read(values)
     if (told := _without_target(schema)) is not None:
         return told
     rows = min(count, MOST)
@@ -134,7 +135,7 @@ def training(values: Mapping[str, Any]) -> dict[str, Any]:
     if (steps := math.ceil(epochs * rows / batch)) > MOST_STEPS:
         raise FieldError(f"Epochs: {steps:,} steps are more than are simulated here; at most {MOST_STEPS:,}")
     with _ONE_AT_A_TIME:
-        text = _trained(schema.to_toml(), rows, delta, steps, int(batch), str(model))
+        text = _trained(schema.to_toml(), rows, delta, steps, int(batch), model)
     return {"html": text + _capped(count)}
 
 

@@ -85,7 +85,7 @@ def _cost(studio: Studio, who: Token, values: Mapping[str, Any]) -> str:
 
 
 def _expected(studio: Studio, who: Token, values: Mapping[str, Any]) -> str:
-    fields = "".join(field.draw(values) for field in (*expected.FIELDS, *expected.TRAINING))
+    fields = "".join(field.draw(values) for field in (*expected.FIELDS, *expected.TRAINING, expected.MODEL))
     schema = html.escape(str(values.get("schema") or expected.EXAMPLE))
     return (
         '<p class="muted">Choose ε before it is spent. Everything here is simulated on made-up rows, from a public '
