@@ -57,7 +57,7 @@ def test_sums_over_a_data_set_of_ray_are_those_of_the_table_in_memory(machines, 
     assert private.coef_ == pytest.approx([2.0, -1.0], abs=0.1)
     LinearRegression(20.0, method="sufficient-statistics", **settings).fit(frame[["a", "b"]], frame["y"])
     assert (seen[0] == seen[1]).all()
-    with pytest.raises(ValueError, match="say backend='ray'"):
+    with pytest.raises(ValueError, match="backend='ray'"):
         LinearRegression(20.0, **settings).fit(data, "y")
 
 
