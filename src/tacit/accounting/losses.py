@@ -249,11 +249,10 @@ class AtomsLoss(Loss):
         return self.values, self.p
 
     def unseen(self) -> float:
-        if self.symmetric:
-            return self.infinity
         with np.errstate(over="ignore"):
             rest = 1 - math.fsum(self.p * np.exp(-self.values))
-        return rest if rest > 1e-11 else 0.0
+        # of a law made of a profile rounding takes away what P has at very negative losses, where Q has much more
+        return max(rest if rest > 1e-11 else 0.0, self.infinity if self.symmetric else 0.0)
 
     def beyond(self, x: float) -> tuple[float, float]:
         return self._atoms_beyond(x)
