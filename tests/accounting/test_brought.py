@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.special import ndtr, ndtri
 
 from tacit import accounting as acc
 from tacit.ledger import Ledger
@@ -79,6 +80,26 @@ def test_corners_that_rounding_tells_apart_are_one() -> None:
     assert acc.epsilon(curve, 0).upper == pytest.approx(math.log(1 / no - 1), rel=1e-9)
 
 
+@pytest.mark.parametrize("mu", [0.2, 1.0])
+def test_points_on_a_trade_off_curve_promise_no_more_than_the_curve(mu: float) -> None:
+    alpha = np.geomspace(1e-13, 0.999, 300)
+    beta = ndtr(-ndtri(alpha) - mu)
+    under, through = acc.TradeoffDP.on_curve(alpha, beta), acc.TradeoffDP(alpha, beta)
+    for times, delta in ((1, 1e-3), (1, 1e-6), (10, 1e-9)):
+        exact = acc.epsilon(acc.GDP(mu) * times, delta)
+        assert exact.lower <= acc.epsilon(under * times, delta).upper <= 1.01 * exact.upper
+        # the wrong version: a polygon through the points lies above the curve between them
+        assert acc.epsilon(through * times, delta).upper < exact.lower
+
+
+def test_a_curve_of_straight_lines_is_found_again_by_its_points() -> None:
+    e, alpha = 0.7, np.array([0.0, 0.1, 0.2, 0.5, 0.8, 1.0])
+    beta = np.maximum(np.maximum(1 - math.exp(e) * alpha, math.exp(-e) * (1 - alpha)), 0.0)
+    curve = acc.TradeoffDP.on_curve(alpha, beta)
+    for at in (0.0, 0.3, 0.6):
+        assert acc.delta(curve, at).upper == pytest.approx(acc.delta(acc.PureDP(e), at).upper, rel=1e-9)
+
+
 def test_what_one_law_alone_has_is_an_infinite_loss_however_small() -> None:
     alone = 2.0**-50
     curve = acc.TradeoffDP([0.0, 0.25, 1 - alone], [1 - alone, 0.25, 0.0])
@@ -123,6 +144,8 @@ def test_distributions_of_dp_accounting_come_in_and_go_out() -> None:
         (lambda: acc.ProfileDP((1.0, 0.5), (0.1, 0.2)), "ascend"),
         (lambda: acc.ProfileDP((), ()), "one number or more"),
         (lambda: acc.TradeoffDP((0.5,), (0.9,)), "guessing"),
+        (lambda: acc.TradeoffDP.on_curve((0.0, 0.5, 0.6), (1.0, 0.5, 0.1)), "no convex curve"),
+        (lambda: acc.TradeoffDP.on_curve((0.5,), (0.4,)), "two points or more"),
     ],
 )
 def test_what_no_mechanism_has_is_refused(make, words: str) -> None:  # type: ignore[no-untyped-def]

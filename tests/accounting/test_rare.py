@@ -51,6 +51,31 @@ def test_levels_of_two_steps_contain_the_integral_over_the_first(rate: float, no
     assert high - low < 1e-5 * exact
 
 
+def test_both_moments_of_a_band_are_as_exact_as_is_said() -> None:
+    """Of a band that is far rarer than what lies below it, only its own moment has fewer digits."""
+    loss = _loss(3e-6, 0.6747)
+    cut, low, c = 10.7, 8.88, 10.18
+    band = loss.cut_at(cut, 40.0 / loss.loss_at(cut))
+    (log_a, off_a, _), (log_b, off_b, _) = band.band_line(low, c, np.array([0.0, 1.0]))
+    log_moments, off = band.band(low, np.array([c]))[:2], band.band(low, np.array([c]))[2:]
+    assert off_a < 1e-11 < off_b < 1e-5
+    shift, rate = 1 / mp.mpf(0.6747), mp.mpf(3e-6)
+
+    def moment(kept) -> mp.mpf:  # type: ignore[no-untyped-def]
+        def integrand(x: mp.mpf) -> mp.mpf:
+            return kept(x) * mp.npdf(x) * (1 - rate + rate * mp.exp(shift * x - shift**2 / 2)) ** (c + 1)
+
+        return mp.quad(integrand, [-12, -6, -2, 0, 2, 4, 6, 7, 8, *(mp.mpf(x) / 8 for x in range(66, 92)), 12])
+
+    with mp.workdps(30):
+        below = moment(lambda x: mp.ncdf((low - x) / band.soft))
+        inside = moment(lambda x: mp.ncdf((cut - x) / band.soft) - mp.ncdf((low - x) / band.soft))
+        assert abs(mp.log(below) - log_a) <= off_a
+        assert abs(mp.log(inside) - log_b) <= off_b
+        for exact, log, error in zip((below, inside), log_moments, off, strict=True):
+            assert abs(mp.log(exact) - log[0]) <= error[0]
+
+
 def test_a_logarithm_that_loses_its_digits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: numpy's own log1p of complex numbers, which put δ outside its interval by three in 10,000."""
     loss, epsilon = _loss(1.8e-4, 0.963, "replace-one"), 0.4358
@@ -75,6 +100,15 @@ def test_a_band_that_is_left_out_is_found(monkeypatch: pytest.MonkeyPatch) -> No
         (poisson(1e-4, 0.6, 2000), 1e-6, 0.2744115, 0.3302824),
         (poisson(1e-4, 0.6, 2000) + acc.Laplace(10.0), 1e-6, 0.3149953, 0.3801430),
         (poisson(1e-5, 0.6, 100), 1e-8, 0.02944199, 0.02948257),
+        # a band that is far rarer than the cluster, much noise beside little of it, and a sample of whole numbers
+        (poisson(3e-6, 0.6747, 208_830) + poisson(2.4e-6, 6.774, 99), 7e-13, 0.18509, 0.19039),
+        (poisson(1e-5, 0.7451, 5) + poisson(1e-5, 23.77, 154_983) + poisson(4e-5, 23.5, 92_770), 9e-14, 0.0450, 0.1891),
+        (
+            poisson(4e-5, 11.464, 1_119_268) + acc.PoissonSampled(acc.DiscreteGaussian(9.28), 0.2186),
+            4.27e-8,
+            0.1231,
+            0.1242,
+        ),
     ],
 )
 def test_rare_participation_is_narrow_and_inside_what_the_lattice_said(

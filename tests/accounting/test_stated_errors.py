@@ -11,7 +11,7 @@ from scipy import stats
 from tacit import accounting as acc
 from tacit.accounting import lattice, losses, passes, poisson, selection_bounds
 from tacit.accounting.contour import best_abscissa, log_mgf_real
-from tacit.accounting.derived import DrawnLoss, GivenFinite, SampledLoss
+from tacit.accounting.derived import DrawnLoss, GivenFinite, SampledLoss, law_below
 from tacit.accounting.levels import STANDING, Between
 from tacit.accounting.losses import ACCURACY, ROUND, AtomsLoss, GaussianLoss, LaplaceLoss, Loss
 from tacit.accounting.mixture import MixtureLoss
@@ -32,6 +32,9 @@ MADE = {
     "sampled, added, beside what is never seen": SampledLoss(
         AtomsLoss([0.5, 1.0], [0.5, 0.5], symmetric=False), 0.25, "add"
     ),
+    "sampled, removed, of a profile whose smallest losses are lost to rounding": SampledLoss(
+        law_below(lambda x: NORMAL.profile(x)[0], 16.0), 0.25, "remove"
+    ),
     "given that it is finite": GivenFinite(SampledLoss(REVEALING, 0.25, "remove")),
     "noise given that it is finite": GivenFinite(
         SampledLoss(DrawnLoss([(LaplaceLoss(1.0), 0.8), (AtomsLoss([], [], infinity=1.0), 0.2)]), 0.25, "remove")
@@ -49,9 +52,9 @@ def masses(loss: Loss) -> tuple[float, float]:
 @pytest.mark.parametrize("loss", MADE.values(), ids=MADE)
 def test_a_loss_made_of_others_has_all_its_mass(loss: Loss) -> None:
     p, q = masses(loss)
-    assert p + loss.infinity == pytest.approx(1.0, rel=1e-9)
+    assert p + loss.infinity == pytest.approx(1.0, rel=1e-12)
     if not isinstance(loss, GivenFinite):
-        assert q + loss.unseen() == pytest.approx(1.0, rel=1e-9)
+        assert q + loss.unseen() == pytest.approx(1.0, rel=1e-12)
 
 
 def test_a_draw_reveals_what_its_members_reveal_on_average() -> None:

@@ -371,7 +371,8 @@ class TradeoffDP(_Brought):
 
     Guarantee:
         Exact for the worst mechanism whose tests err at least as much as the polygon through the points says, in both
-        orders of the neighbours. The polygon is made convex from below, and constant left of the first point.
+        orders of the neighbours. The polygon is made convex from below, and constant left of the first point. Between
+        points *on* a curve it would lie above the curve and promise too much: for these there is :meth:`on_curve`.
 
     Args:
         type_one: Type I errors α in [0, 1], ascending.
@@ -405,6 +406,62 @@ class TradeoffDP(_Brought):
             raise AccountingError("the type I errors must ascend")
         if (beta > 1 - alpha + 1e-12).any():
             raise AccountingError("a type II error above 1 - α promises more than guessing does")
+
+    @classmethod
+    def on_curve(cls, type_one: Any, type_two: Any, **terms: Any) -> TradeoffDP:
+        """A mechanism by points on its trade-off curve, which is convex.
+
+        Guarantee:
+            Every convex curve through the points lies above the polygon that is taken, up to the rounding of the
+            points: between two of them the extended chords of their neighbours. Left of the first interval nothing
+            else is known, so give points as small as the δ that are asked for.
+
+        Args:
+            type_one: Type I errors α in [0, 1], ascending, best at even distances of log α.
+            type_two: The type II error at each, as the curve has it. At α = 1 it is 0, whether given or not.
+            **terms: ``unit`` and ``adjacency``, as for the class.
+
+        Returns:
+            The mechanism.
+
+        Raises:
+            AccountingError: If the points lie on no convex curve, or the class refuses them.
+
+        Example:
+            >>> import numpy as np
+            >>> from scipy.special import ndtr, ndtri
+            >>> from tacit.accounting import Gaussian, TradeoffDP, epsilon
+            >>> alpha = np.geomspace(1e-12, 0.999, 400)
+            >>> curve = TradeoffDP.on_curve(alpha, ndtr(-ndtri(alpha) - 0.5))
+            >>> print(f"{epsilon(curve, 1e-5).upper:.2f} {epsilon(Gaussian(2.0), 1e-5).upper:.2f}")
+            1.99 1.99
+        """
+        given = cls(type_one, type_two, **terms)
+        a, b = np.array(given.type_one), np.array(given.type_two)
+        if a[-1] < 1:
+            a, b = np.append(a, 1.0), np.append(b, 0.0)
+        if len(a) < 3:
+            raise AccountingError("a curve needs two points or more beside that at α = 1")
+        gap = np.diff(a)
+        slope = np.diff(b) / gap
+        if (np.diff(slope) < -1e-15 * (1 / gap[1:] + 1 / gap[:-1])).any():
+            raise AccountingError("the points lie on no convex curve")
+        # in each interval but the ends: where the chord before it and the one after it meet
+        before, after = slope[:-2], slope[2:]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            meet = (b[2:-1] - b[1:-2] + before * a[1:-2] - after * a[2:-1]) / (before - after)
+        x = np.clip(np.where(np.isfinite(meet), meet, a[1:-2]), a[1:-2], a[2:-1])
+        y = np.maximum(b[1:-2] + before * (x - a[1:-2]), b[2:-1] + after * (x - a[2:-1]))
+        off = 8 * ROUND * (1 + np.maximum(gap[1:-1] / gap[:-2], gap[1:-1] / gap[2:]))
+        first = b[1] - slope[1] * gap[0] - 8 * ROUND * (1 + gap[0] / gap[1])
+        last = min(1.0, a[-2] - b[-2] / slope[-2]) if slope[-2] < 0 else 1.0
+        end = max(b[-2] + slope[-2] * (last - a[-2]) - 8 * ROUND * (1 + gap[-1] / gap[-2]), 0.0)
+        x, y = np.array([a[0], *x, last]), np.clip(np.array([first, *(y - off), end]), 0.0, 1.0)
+        if a[0] > 0:
+            left = b[0] - slope[0] * a[0] - 8 * ROUND * (1 + a[0] / gap[0])
+            x, y = np.append(0.0, x), np.append(min(left, 1.0), y)
+        kept = np.append(np.diff(x) > 0, True)
+        return cls(x[kept], np.minimum.accumulate(y)[kept], **terms)
 
     def _law(self, direction: str) -> Loss:
         alpha = np.array([0.0, *self.type_one, 1.0])

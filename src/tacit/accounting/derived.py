@@ -217,6 +217,12 @@ class SampledLoss(Loss):
         return np.asarray(total + 1e-12 * (1 + np.abs(total)))
 
 
+def sampled(base: Loss, rate: float, direction: str) -> Loss:
+    """The loss of a Poisson sample of a pair: of finitely many outcomes, one that has moments too."""
+    loss = SampledLoss(base, rate, direction)
+    return AtomsLoss(*loss.atoms(), loss.infinity, symmetric=False) if isinstance(base, AtomsLoss) else loss
+
+
 class GivenFinite(Loss):
     """A loss given that it is finite: the masses of P are scaled up, and those of Q with them; the values stay."""
 

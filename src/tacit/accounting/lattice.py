@@ -487,6 +487,16 @@ class Refinement:
         """The curve on a lattice of about this size."""
         return LatticeCurve(self.parts, self.at, self.log_delta, size, self.period, self.guide)
 
+    def _finest_to(self, size: int) -> LatticeCurve:
+        """The curve on a lattice of about this size, or the largest below it that is not refused."""
+        while True:
+            try:
+                return self.curve(size)
+            except OverflowError:
+                size //= 2
+                if size < FIRST_SIZE:
+                    raise
+
     def next(self, missing: float) -> LatticeCurve | None:
         """A finer curve, given by how much the last one's interval was too wide; None when it gets no finer."""
         if math.isfinite(self._last):
@@ -499,7 +509,7 @@ class Refinement:
             return None
         if self.size > LAST_SIZE and self._last <= self.period / LAST_SIZE * 1.01:
             return None
-        curve = self.curve(min(self.size, LAST_SIZE))
+        curve = self._finest_to(min(self.size, LAST_SIZE))
         if curve.step >= self._last:
             return None
         self._last = curve.step

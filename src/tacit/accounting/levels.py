@@ -67,7 +67,8 @@ class Levels:
     def _lay(self, log_delta: float) -> None:
         """Cut every rare loss at the same levels; beyond the last there is at most e^{-18} of δ."""
         each = math.exp(max(log_delta - 18.0, -600.0)) / sum(times for _, times in self.rare)
-        tops = [loss._quantile(each) for loss, _ in self.rare]
+        # the softer the cut, the further it reaches
+        tops = [loss._quantile(each) * math.hypot(1, SOFT / loss.span) for loss, _ in self.rare]
         highest = max(loss.loss_at(top) for (loss, _), top in zip(self.rare, tops, strict=True))
         lowest = self._cluster()
         count = max(1, math.ceil(math.log(max(highest / lowest, 1.5)) / math.log(RATIO)))
@@ -278,10 +279,10 @@ class _Band:
         log_a, ratio = np.zeros(len(tried)), np.zeros(len(tried))
         self.log_all = np.zeros(len(tried))
         for loss, low, times in rare:
-            one_a, one_b, error = loss.band(low, tried)
-            log_a += times * (one_a + error)
-            ratio += times * np.logaddexp(0.0, one_b - one_a + 2 * error)
-            self.log_all += times * (np.logaddexp(one_a, one_b) + error)
+            one_a, one_b, off_a, off_b = loss.band(low, tried)
+            log_a += times * (one_a + off_a)
+            ratio += times * np.logaddexp(0.0, one_b - one_a + off_a + off_b)
+            self.log_all += times * np.logaddexp(one_a + off_a, one_b + off_b)
         others = np.array([sum(log_mgf_real(rest, float(c))) for c in tried])
         self.chernoff = _Chernoff([], tried)
         with np.errstate(over="ignore", divide="ignore"):
@@ -351,7 +352,7 @@ class _Line:
             """A bound on log |F(c + is)| for every s >= t: some step lies in the band, the others anywhere."""
             each = [
                 math.log(times) + decay(t) + log_all - float(np.logaddexp(a, b)[0])
-                for decay, times, (a, b, _) in decays
+                for decay, times, (a, b, *_) in decays
             ]
             return float(np.logaddexp.reduce(each)) + 1e-9
 
@@ -382,17 +383,17 @@ class _Line:
         inside = np.zeros(len(t), dtype=complex)
         inside_error = np.zeros(len(t))
         for loss, low, times in band.rare:
-            log_a, log_b, off, a, b = loss.band_line(low, self.c, t)
-            off_phase = off + 8 * ROUND * np.abs(t) * loss.mean_size
-            a_off = np.minimum(off_phase / np.maximum(np.abs(a), 1e-300), 1e300)
+            (log_a, off_a, a), (log_b, off_b, b) = loss.band_line(low, self.c, t)
+            phase = 8 * ROUND * np.abs(t) * loss.mean_size
+            a_off = np.minimum((off_a + phase) / np.maximum(np.abs(a), 1e-300), 1e300)
             share = math.exp(log_b - log_a)
             with np.errstate(all="ignore"):
                 u = share * b / a
                 power += times * (log_a + np.log(a))
                 inside += times * _log1p(u)
-                u_off = share * (off_phase + np.abs(b) * a_off) / np.maximum(np.abs(a), 1e-300)
+                u_off = share * (off_b + phase + np.abs(b) * a_off) / np.maximum(np.abs(a), 1e-300)
                 inside_error += times * u_off / np.maximum(np.abs(1 + u), 1e-300)
-            power_error += times * (a_off + off + ROUND * (abs(log_a) + 8))
+            power_error += times * (a_off + off_a + ROUND * (abs(log_a) + 8))
         for other, times in band.rest:
             value, error = other.log_mgf(self.c, t)
             power += times * value

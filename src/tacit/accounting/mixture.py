@@ -13,7 +13,17 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tacit.accounting.losses import ROUND, Array, ComplexArray, GaussianLoss, Loss, log_sum, normal_cells, turned
+from tacit.accounting.losses import (
+    ROUND,
+    Array,
+    ComplexArray,
+    GaussianLoss,
+    Loss,
+    log_of,
+    log_sum,
+    normal_cells,
+    turned,
+)
 from tacit.accounting.special import log_ndtr, ndtr
 
 #: Relative quadrature error asked of one log_mgf, as a negative exponent of e: 1e-22.
@@ -262,12 +272,8 @@ class MixtureLoss(Loss):
         k, error, loss, weights = self._quadrature(c, float(np.abs(t).max(initial=0.0)))
         phase, summed = turned(t, loss, weights)
         off = error + summed + ROUND * 8 * np.abs(t) * float(weights @ np.abs(loss))
-        # Where the terms cancel, what is left may be rounding alone, or nothing at all: take a number as large as the
-        # error, of which the truth is at most twice the error away.
-        lost = np.abs(phase) < off
-        phase[lost] = off[lost]
-        value = np.asarray(k + np.log(phase), dtype=complex)
-        return value, np.where(lost, 2.0, off / np.abs(phase))
+        logs, wrong = log_of(phase, off)
+        return k + logs, wrong
 
     # -- bands of the loss, for tacit.accounting.levels ------------------------------------------------------------
 
@@ -314,36 +320,40 @@ class MixtureLoss(Loss):
         below, inside = base + log_ndtr((low - x) / self.soft), base + self._log_band(x, low)
         return log_p - log_q, below, inside, math.log(step) - 0.5 * math.log(2 * math.pi)
 
-    def band(self, low: float, c: Array) -> tuple[Array, Array, Array]:
-        """log moments at each c: of the sub-law cut at ``low``, of what lies between the cuts, and their error."""
+    def band(self, low: float, c: Array) -> tuple[Array, Array, Array, Array]:
+        """log moments at each c, of the sub-law cut at ``low`` and of what lies between the cuts, and their errors."""
         _, below, inside, weight = self._band_terms(low, c, 0.0)
         sums = []
         for terms in (below, inside):
             top = terms.max(axis=1)
             sums.append(top + np.log(np.exp(terms - top[:, None]).sum(axis=1)) + weight)
-        error = self._band_error(below, inside, sums[0], sums[1])
-        return sums[0], sums[1], error
+        return sums[0], sums[1], *self._band_errors((below, inside), (sums[0], sums[1]))
 
-    def _band_error(self, below: Array, inside: Array, log_a: Array, log_b: Array) -> Array:
-        """A bound on the relative error of both moments: quadrature, and rounding of exponents that weigh at all."""
-        near = np.abs(np.where(inside > inside.max(axis=1)[:, None] - 45, inside, 0.0)).max(axis=1)
-        near = np.maximum(near, np.abs(np.where(below > below.max(axis=1)[:, None] - 45, below, 0.0)).max(axis=1))
-        quadrature = 4 * np.exp(np.minimum(np.logaddexp(log_a, log_b) - np.minimum(log_a, log_b) - DIGITS, 0.0))
-        return np.asarray(ROUND * (40 + 20 * near) + quadrature)
+    def _band_errors(self, terms: tuple[Array, Array], logs: tuple[Array, Array]) -> list[Array]:
+        """Bounds on the relative errors of both moments: quadrature, which is small next to their sum, and rounding of
+        exponents that weigh at all."""
+        near = np.max(
+            [np.abs(np.where(one > one.max(axis=1)[:, None] - 45, one, 0.0)).max(axis=1) for one in terms], axis=0
+        )
+        both = np.logaddexp(*logs)
+        return [ROUND * (40 + 20 * near) + 4 * np.exp(np.minimum(both - log - DIGITS, 0.0)) for log in logs]
 
-    def band_line(self, low: float, c: float, t: Array) -> tuple[float, float, Array, ComplexArray, ComplexArray]:
-        """Both moments along a line: their logs at c, the error relative to these, and their ratios to them."""
+    def band_line(self, low: float, c: float, t: Array) -> list[tuple[float, float, ComplexArray]]:
+        """Both moments along a line: the log of each at c, its error relative to that, and its ratios to it."""
         losses, below, inside, weight = self._band_terms(low, np.array([c]), float(t[-1]))
         log_a, log_b = (
             float(top + np.log(np.exp(terms - top).sum()) + weight)
             for terms, top in ((below[0], below.max()), (inside[0], inside.max()))
         )
-        error = float(self._band_error(below, inside, np.array([log_a]), np.array([log_b]))[0])
+        errors = self._band_errors((below, inside), (np.array([log_a]), np.array([log_b])))
         weights = np.exp(np.stack([below[0] - log_a, inside[0] - log_b]) + weight)
         keep = weights.max(axis=0) > 1e-26 / len(losses)
-        (a, b), summed = turned(t, losses[keep], weights[:, keep])
+        ratios, summed = turned(t, losses[keep], weights[:, keep])
         self.mean_size = float((weights[:, keep] @ np.abs(losses[keep])).max())
-        return log_a, log_b, np.full(len(t), error + summed + 1e-26), a, b
+        return [
+            (log, float(error[0]) + summed + 1e-26, ratio)
+            for log, error, ratio in zip((log_a, log_b), errors, ratios, strict=True)
+        ]
 
     def band_decay(self, low: float, c: float, cells: int = 400) -> Callable[[float], float]:
         """A falling function that bounds log |B(c + is)| for every s >= t, B the moment between ``low`` and the cut.

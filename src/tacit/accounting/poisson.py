@@ -15,7 +15,16 @@ from typing import Any
 import numpy as np
 
 from tacit.accounting.base import Composed, Mechanism, check_share, check_whole, inherit_unit
-from tacit.accounting.derived import DrawnLoss, SampledLoss, binomial, least_of, reach, symmetric_law, upper_end
+from tacit.accounting.derived import (
+    DrawnLoss,
+    SampledLoss,
+    binomial,
+    least_of,
+    reach,
+    sampled,
+    symmetric_law,
+    upper_end,
+)
 from tacit.accounting.errors import AccountingError, AdjacencyError
 from tacit.accounting.losses import ROUND, Array, AtomsLoss, Loss, discrete_gaussian_atoms
 from tacit.accounting.mechanisms import (
@@ -129,7 +138,7 @@ class PoissonSampled(Mechanism):
         if any(loss is None for loss in members):
             return None
         if group == 1:
-            return SampledLoss(members[0], self.rate, direction)  # type: ignore[arg-type]
+            return sampled(members[0], self.rate, direction)  # type: ignore[arg-type]
         none, *some = binomial(group, self.rate)
         told = [(loss, w / (1 - none)) for loss, w in zip(members, some, strict=True) if loss is not None]
         bounds: list[Loss] = [SampledLoss(DrawnLoss(told), 1 - none, direction)]
@@ -190,7 +199,7 @@ class PoissonSampled(Mechanism):
         if isinstance(inner, NOISE) and not isinstance(inner, Gaussian) and group <= 64 and inner.is_tight(adjacency):
             return _seen(inner, self.rate, adjacency, direction, group)
         below = inner.floor("add-remove", direction) if adjacency != "replace-one" else None
-        return SampledLoss(below, self.rate, direction) if below is not None else None
+        return sampled(below, self.rate, direction) if below is not None else None
 
     def _gaussian(self, inner: Mechanism, adjacency: str, direction: str, group: int) -> Loss:
         if isinstance(inner, GDP):

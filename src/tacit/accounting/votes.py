@@ -21,7 +21,7 @@ import numpy as np
 from tacit.accounting.base import ADJACENCIES, Mechanism, check_not_negative, check_positive
 from tacit.accounting.errors import AccountingError
 from tacit.accounting.losses import Loss
-from tacit.accounting.mechanisms import Gaussian, PureDP, everything_revealed
+from tacit.accounting.mechanisms import Gaussian, Laplace, everything_revealed
 
 PARTITIONS = ("any", "keyed", "positions")
 
@@ -118,6 +118,9 @@ class VoteCheck(_AboutTeachers):
 class LaplaceVotes(_AboutTeachers):
     """One noisy arg max over votes, with Laplace noise on every count (LNMax): pure, ε = 2/scale for one teacher.
 
+    One teacher's vote moves from one class to another: 2 in L1. The arg max is post-processing, so the price of Laplace
+    noise on a number that moves by 2 is an upper bound.
+
     Args:
         scale: The scale of the noise on each count, in votes. 0 means no noise.
         partition: How people were assigned to teachers: ``"any"`` (default), ``"keyed"`` or ``"positions"``.
@@ -138,7 +141,7 @@ class LaplaceVotes(_AboutTeachers):
     def pair(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
         if self.scale == 0:
             return everything_revealed()
-        return PureDP(2 / self.scale).pair("add-remove", direction, self.teachers(adjacency, group))
+        return Laplace(self.scale / 2).pair("add-remove", direction, self.teachers(adjacency, group))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
