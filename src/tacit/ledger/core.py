@@ -625,10 +625,6 @@ class Ledger(Changes, Book):
         if why == "version":
             return BudgetExceeded(f"this version of {name!r} does not exist or is out of use", blank)
         team = self._by.get("team", "")
-        if why == "team":
-            share = state.shares.get(team, 0.0)
-            whose = f"the share of team {team!r} ({share:.1%})" if team else "what is not given to a team"
-            return BudgetExceeded(f"{mechanism!r} on {name!r} does not fit into {whose} of the budget", blank)
 
         def fits(other: acc.Mechanism) -> bool:
             try:
@@ -638,7 +634,10 @@ class Ledger(Changes, Book):
                 return False
 
         advice = advising.advise(mechanism, fits, blank)
-        if rule.name == "sum" or totals.mode == "sum" or not totals.renyi:
+        if why == "team":
+            whose = f"the share of team {team!r} ({state.shares.get(team, 0.0):.1%})" if team else "what no team has"
+            left = f"{whose} of the budget is not enough"
+        elif rule.name == "sum" or totals.mode == "sum" or not totals.renyi:
             rest = f"ε={left_epsilon:.6g} and δ={left_delta:.3g}"
             if rule.name != "sum" and not totals.renyi:
                 rest = "all of it"

@@ -565,6 +565,8 @@ class SqlStore:
             return ReadOnlyLedger(
                 f"{place} is not writable for this user (or is a read-only replica); nothing was granted"
             )
+        if code == "53300" or "too many c" in text or "connection slots" in text:
+            return LedgerBusy(f"the server of {place} has no connection left (max_connections); try again")
         if code in ("55P03", "57014"):
             return LedgerBusy(f"other processes held the ledger {place} for too long; try again")
         if not code or code.startswith(("08", "57P")):
@@ -596,7 +598,17 @@ def _engine(url: URL, secret: tuple[tuple[str, str], ...], patience: float, proc
         # Each is asked whether it still answers, and none of a parent is used in its fork (process).
         pool = {"pool_size": 2, "max_overflow": -1, "pool_recycle": KEPT, "pool_pre_ping": True, "pool_use_lifo": True}
     # AUTOCOMMIT: transactions are begun in the words of each database.
-    return sa.create_engine(url, connect_args=arguments, isolation_level="AUTOCOMMIT", hide_parameters=True, **pool)
+    made = sa.create_engine(url, connect_args=arguments, isolation_level="AUTOCOMMIT", hide_parameters=True, **pool)
+    if url.get_backend_name() != "sqlite":
+        sa.event.listen(made, "connect", _idle_no_longer)
+    return made
+
+
+def _idle_no_longer(connection: Any, _: Any) -> None:
+    """A run that trains for days holds no connection that it does not use: the server closes it."""
+    if connection.info.server_version >= 140000:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET idle_session_timeout = '{KEPT}s'")
 
 
 def public_address(where: str | os.PathLike[str]) -> str:
