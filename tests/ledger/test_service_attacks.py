@@ -69,6 +69,17 @@ def test_an_old_entry_that_was_replaced_pays_for_nothing_and_the_auditor_finds_i
     assert any("entry 4 does not follow" in problem for problem in found), found
 
 
+def test_a_data_set_that_was_deleted_is_not_registered_anew(own):  # noqa: F811
+    """The wrong version gave a fresh budget to whoever registered again what the operator of the database deleted."""
+    olga = own.ledger("olga")
+    olga.register("others", epsilon=1.0, delta=0.0)
+    for name in ("people", "others"):
+        tables = [f"tacit_{table}" for table in ("entries", "heads", "index", "seals")]
+        sql(own.where, *((f"DELETE FROM {table} WHERE dataset = ?", (name,)) for table in tables))
+        with pytest.raises(LedgerTampered, match="the whole of it is gone"):
+            olga.register(name, epsilon=1.0, delta=0.0)
+
+
 def test_an_index_that_was_cut_or_led_astray_gives_no_runs_and_no_data_away(own):  # noqa: F811
     olga, ana = own.ledger("olga"), own.ledger("ana")
     olga.register("grow", epsilon=5.0, delta=1e-6, fingerprint=np.arange(4.0))

@@ -215,8 +215,10 @@ class Ledger(Changes, Book):
     def _register(self, name: str, terms: dict[str, Any]) -> DatasetTerms:
         """Write the registration, or compare it with the one that is there."""
         entry = {"kind": "register", "time": now(), "terms": terms, **State().to_dict(), **self._who()}
+        if name in self._seen and name not in self._store.names():
+            raise self._tampered(name, "it was registered here, and the whole of it is gone")
         try:
-            made = terms_of(self._store.create(name, entry))
+            made = terms_of(self._seen.setdefault(name, self._store.create(name, entry)))
         except DatasetExists:
             there = made = self.dataset(name)
             old, new = (_comparable(plain) for plain in (there.to_terms(), terms))
