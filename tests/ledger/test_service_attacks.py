@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -220,6 +221,42 @@ def test_what_is_no_request_at_all_is_refused_too(service):  # noqa: F811
 
 
 # -- what can be lost --------------------------------------------------------------------------------------------------
+
+
+def test_a_service_that_is_lost_during_a_run_is_a_message_that_says_how_to_go_on(own, tmp_path, monkeypatch):  # noqa: F811
+    """The wrong version ended after the last step with a message that did not say how to continue."""
+    from typer.testing import CliRunner
+
+    from tacit.cli import build
+
+    rows = "".join(f"{i},{i % 2}\n" for i in range(40))
+    (tmp_path / "people.csv").write_text("age,ill\n" + rows)
+    (tmp_path / "people.toml").write_text(
+        'name = "people"\n[unit]\nname = "record"\n[columns.age]\nkind = "numeric"\nlower = 0\nupper = 100\n'
+        '[columns.ill]\nkind = "boolean"\ntarget = true\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(remote.TOKEN, own.secrets["ana"])
+    monkeypatch.setattr(remote, "PATIENCE", 0.2)
+    confirm = remote.RemoteLedger._confirm
+
+    def lost(ledger, dataset, number):
+        own.stop(signal.SIGKILL)
+        return confirm(ledger, dataset, number)
+
+    words = ["train", "people.csv", "--schema", "people.toml", "--model", "linear", "--noise", "90", "--delta", "1e-9"]
+    words += ["--steps", "2", "--batch", "40", "-q", "--ledger", own.address, "--dataset", "open"]
+    own.ledger("olga").register("open", epsilon=9.0, delta=1e-6)
+    with monkeypatch.context() as during:
+        during.setattr(remote.RemoteLedger, "_confirm", lost)
+        told = CliRunner().invoke(build(), words)
+    assert (told.exit_code, "continue with: tacit train --resume runs/people-1" in told.output) == (1, True), (
+        told.output
+    )
+    own.start()
+    told = CliRunner().invoke(build(), ["train", "--resume", "runs/people-1", "-q"])
+    assert told.exit_code == 0, told.output
+    assert [record.confirmed for record in own.ledger("aud").history("open")] == [True]
 
 
 def test_a_full_disk_behind_the_service_is_a_message_and_grants_nothing(tmp_path, monkeypatch):
