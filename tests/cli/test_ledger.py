@@ -178,6 +178,15 @@ def test_a_schedule_like_a_run_pays_for_the_next_ones(tmp_path, monkeypatch):
     assert first.price.epsilon < whole.price.epsilon < 12 * first.price.epsilon
     assert january.description == first.description
     assert "is not due" in tacit(*train, *ledger, "--plan", number, code=1)
+    # before any run, from its settings: the wrong version knew a schedule of --noise only, which no training fits
+    (tmp_path / "run.toml").write_text(
+        'data = "people.csv"\nschema = "people.toml"\nnoise = 8\ndelta = 1e-7\nsteps = 1\nbatch = 20\n'
+    )
+    number = tacit(*plan, "--like", "run.toml", "--reserve").split("reserved as ")[1].strip()
+    tacit("train", "--config", "run.toml", *ledger, "--plan", number, "--name", "planned")
+    assert Ledger("my.db").history("people")[-1].plan == number
+    (tmp_path / "run.toml").write_text("noise = 8")
+    assert "data: name a table" in tacit(*plan, "--like", "run.toml", code=2)
     assert "give ledger and dataset" in tacit(*train, "--plan", number, code=2)
     assert "one of the two" in tacit(*plan, code=2)
     assert "not the folder of a run" in tacit(*plan, "--like", "nowhere", code=1)

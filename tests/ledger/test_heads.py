@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tacit import accounting as acc
-from tacit.ledger import BudgetExceeded, Ledger, LedgerTampered, StorageError
+from tacit.ledger import AccessDenied, BudgetExceeded, Ledger, LedgerTampered, StorageError
 from tacit.ledger.entries import chained, digest
 from tacit.ledger.signing import SigningKey, anchor, heads_of
 
@@ -129,8 +129,17 @@ def test_an_older_ledger_is_signed_once_after_a_check(file, tmp_path):
     ledger = Ledger(file, key=tmp_path / "ledger.key")
     with pytest.raises(LedgerTampered, match="never signed"):
         ledger.charge("people", acc.PureDP(0.01))
-    ledger.sign("people")
+    Ledger(file).register("visits", epsilon=1.0, delta=0.0)
+    for name in ledger.datasets():
+        ledger.sign(name)
     ledger.charge("people", acc.PureDP(0.01))
+    for attempt in (  # the wrong version wrote an unsigned head, and the service granted nothing from then on
+        lambda: Ledger(file).charge("people", acc.PureDP(0.01)),
+        lambda: Ledger(file).freeze("visits", because="in a hurry"),
+        lambda: Ledger(file).register("more", epsilon=1.0, delta=0.0),
+    ):
+        with pytest.raises(AccessDenied, match="open it with its key"):
+            attempt()
     assert ledger.verify(public_key=SigningKey.load(tmp_path / "ledger.key").public).ok
     sql(file, ("UPDATE tacit_entries SET body = replace(body, '0.5', '0.1') WHERE seq = 1", ()))
     with pytest.raises(LedgerTampered, match="entry 1 was changed"):

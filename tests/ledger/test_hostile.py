@@ -276,9 +276,10 @@ def test_an_anchor_whose_writer_was_stopped_inside_a_line_still_holds_and_goes_o
     check_anchor(ledger, place)
     anchor(heads_of(ledger), place)
     assert [line["seq"] for line in read_anchor(place)] == [0, 1]
-    place.write_text("not an anchor\n")
-    with pytest.raises(TermsError, match="no anchor"):
-        read_anchor(place)
+    for wrong in ("not an anchor", '{"seq":1,"hash":"ab"}', '{"dataset":"people","seq":"one","hash":"ab"}'):
+        place.write_text(wrong + "\n")
+        with pytest.raises(TermsError, match="no anchor"):
+            read_anchor(place)
 
 
 def test_a_service_starts_at_once_however_long_the_history_and_finds_a_rollback(tmp_path, monkeypatch):
@@ -297,6 +298,8 @@ def test_a_service_starts_at_once_however_long_the_history_and_finds_a_rollback(
     check_anchor(Ledger(tmp_path / "people.db", key=tmp_path / "k"), tmp_path / "heads.jsonl")
     assert len(read) < 15
     (tmp_path / "people.db").write_bytes(old)
+    with open(tmp_path / "heads.jsonl", "a") as heads:  # a true, older head is added: the wrong version took the last
+        heads.write(json.dumps(heads_of(Ledger(tmp_path / "people.db"))[0]) + "\n")
     with pytest.raises(LedgerTampered, match="cut or rolled back"):
         check_anchor(Ledger(tmp_path / "people.db", key=tmp_path / "k"), tmp_path / "heads.jsonl")
     (tmp_path / "people.db").unlink()

@@ -171,6 +171,54 @@ def test_training_and_estimators_charge_a_service(service):
         LinearRegression(epsilon=1.0, bounds=(0, 1), target_bounds=(0, 1), ledger=ana, dataset="bound").fit(x / 2, y)
 
 
+def _drop_in(folder, ledger, dataset):
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from tacit import opacus
+
+    model = torch.nn.Linear(3, 1)
+    private = opacus.PrivacyEngine(ledger=ledger, dataset=dataset).make_private(
+        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), noise_multiplier=2.0, max_grad_norm=1.0,
+        data_loader=DataLoader(TensorDataset(torch.arange(60.0).reshape(20, 3), torch.ones(20, 1)), batch_size=5),
+        epochs=1, target_delta=1e-6,
+    )  # fmt: skip
+    for x, y in private[2]:
+        private[1].zero_grad()
+        torch.nn.functional.mse_loss(private[0](x), y).backward()
+        private[1].step()
+
+
+def _lightning(folder, ledger, dataset):
+    pytest.importorskip("lightning.pytorch", reason="needs Lightning: pip install 'tacit[lightning]'")
+    from tests.integrations.lightning_run import fit
+
+    fit(folder, epochs=1, private={"ledger": ledger, "dataset": dataset}, limit_val_batches=0)
+
+
+def _trainer(folder, ledger, dataset):
+    for package in ("transformers", "peft", "accelerate"):
+        pytest.importorskip(package, reason=f"needs {package}: pip install 'tacit[transformers]'")
+    from tests.integrations.trainer_run import trainer
+
+    made = trainer(folder, 1, ledger=ledger, dataset=dataset, target_epsilon=None, noise_multiplier=2.0)
+    made.args.eval_strategy = "no"
+    made.train()
+
+
+@pytest.mark.parametrize("run", [_drop_in, _lightning, _trainer], ids=["drop-in", "Lightning", "Trainer"])
+def test_integrations_charge_a_service_and_are_bound_to_the_data(service, tmp_path, request, run):
+    ana, olga, name = service.ledger("ana"), service.ledger("olga"), request.node.name[-20:]
+    olga.register(name, epsilon=20.0, delta=1e-4, fingerprint=name.encode())
+    with pytest.raises(tacit.ledger.FingerprintMismatch, match="the fingerprints differ"):
+        run(tmp_path, ana, name)
+    assert ana.history(name) == []
+    olga.register(f"{name} open", epsilon=20.0, delta=1e-4)
+    run(tmp_path, ana, f"{name} open")
+    [record] = ana.history(f"{name} open")
+    assert (record.confirmed, record.by["name"], record.data[:11]) == (True, "ana", "rows-keyed:")
+
+
 def test_a_pickle_and_a_message_hold_no_token(service):
     import pickle
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -67,6 +68,17 @@ def test_an_old_entry_that_was_replaced_pays_for_nothing_and_the_auditor_finds_i
     # the service hands out what is written, and the auditor's own machine checks it
     found = aud.verify("people", public_key=own.public).problems
     assert any("entry 4 does not follow" in problem for problem in found), found
+
+
+def test_a_data_set_that_was_deleted_is_not_registered_anew(own):  # noqa: F811
+    """The wrong version gave a fresh budget to whoever registered again what the operator of the database deleted."""
+    olga = own.ledger("olga")
+    olga.register("others", epsilon=1.0, delta=0.0)
+    for name in ("people", "others"):
+        tables = [f"tacit_{table}" for table in ("entries", "heads", "index", "seals")]
+        sql(own.where, *((f"DELETE FROM {table} WHERE dataset = ?", (name,)) for table in tables))
+        with pytest.raises(LedgerTampered, match="the whole of it is gone"):
+            olga.register(name, epsilon=1.0, delta=0.0)
 
 
 def test_an_index_that_was_cut_or_led_astray_gives_no_runs_and_no_data_away(own):  # noqa: F811
@@ -209,6 +221,42 @@ def test_what_is_no_request_at_all_is_refused_too(service):  # noqa: F811
 
 
 # -- what can be lost --------------------------------------------------------------------------------------------------
+
+
+def test_a_service_that_is_lost_during_a_run_is_a_message_that_says_how_to_go_on(own, tmp_path, monkeypatch):  # noqa: F811
+    """The wrong version ended after the last step with a message that did not say how to continue."""
+    from typer.testing import CliRunner
+
+    from tacit.cli import build
+
+    rows = "".join(f"{i},{i % 2}\n" for i in range(40))
+    (tmp_path / "people.csv").write_text("age,ill\n" + rows)
+    (tmp_path / "people.toml").write_text(
+        'name = "people"\n[unit]\nname = "record"\n[columns.age]\nkind = "numeric"\nlower = 0\nupper = 100\n'
+        '[columns.ill]\nkind = "boolean"\ntarget = true\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(remote.TOKEN, own.secrets["ana"])
+    monkeypatch.setattr(remote, "PATIENCE", 0.2)
+    confirm = remote.RemoteLedger._confirm
+
+    def lost(ledger, dataset, number):
+        own.stop(signal.SIGKILL)
+        return confirm(ledger, dataset, number)
+
+    words = ["train", "people.csv", "--schema", "people.toml", "--model", "linear", "--noise", "90", "--delta", "1e-9"]
+    words += ["--steps", "2", "--batch", "40", "-q", "--ledger", own.address, "--dataset", "open"]
+    own.ledger("olga").register("open", epsilon=9.0, delta=1e-6)
+    with monkeypatch.context() as during:
+        during.setattr(remote.RemoteLedger, "_confirm", lost)
+        told = CliRunner().invoke(build(), words)
+    assert (told.exit_code, "continue with: tacit train --resume runs/people-1" in told.output) == (1, True), (
+        told.output
+    )
+    own.start()
+    told = CliRunner().invoke(build(), ["train", "--resume", "runs/people-1", "-q"])
+    assert told.exit_code == 0, told.output
+    assert [record.confirmed for record in own.ledger("aud").history("open")] == [True]
 
 
 def test_a_full_disk_behind_the_service_is_a_message_and_grants_nothing(tmp_path, monkeypatch):

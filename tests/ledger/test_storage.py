@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -260,6 +261,28 @@ def test_a_user_who_may_only_read_cannot_charge(postgres):
     assert reader.budget("people").left_epsilon == 1.0
     with pytest.raises(ReadOnlyLedger, match="is not writable for this user"):
         reader.charge("people", CHARGE)
+
+
+@pytest.mark.postgres
+def test_a_server_without_connections_left_says_so_and_idle_ones_are_given_back(postgres, monkeypatch):
+    """The wrong version asked whether the server was running, and held two connections for as long as it lived."""
+    import psycopg
+
+    monkeypatch.setattr(sql, "KEPT", 1)
+    address = postgres.new_database()
+    ledger = Ledger(address)
+    ledger.register("people", epsilon=1.0, delta=0.0)
+    idle = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    until = time.monotonic() + 60
+    with psycopg.connect(address, autocommit=True) as connection:
+        while connection.execute(idle).fetchone() != (0,) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert connection.execute(idle).fetchone() == (0,)
+        ledger.charge("people", CHARGE)
+        connection.execute("CREATE ROLE one LOGIN PASSWORD 'one-word' CONNECTION LIMIT 1")
+        other = address.replace("team:correct-horse-7", "one:one-word")
+        with psycopg.connect(other), pytest.raises(LedgerBusy, match="no connection left"):
+            Ledger(other).datasets()
 
 
 @pytest.mark.postgres

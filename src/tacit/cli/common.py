@@ -52,12 +52,14 @@ def _ending(error: BaseException, command: str, progress: Told, usage: int) -> t
         return f"{error.strerror or error}{where}; {mended}{how}", EXIT_ERROR
     if isinstance(error, SettingsError):
         return str(error), usage
-    from tacit.ledger import BudgetExceeded
+    from tacit.ledger import BudgetExceeded, StorageError
     from tacit.runs.folder import refusals
     from tacit.runs.journal import NameTaken
 
     if isinstance(error, NameTaken):
         return str(NameTaken(error.folder, f"tacit {command} --resume {error.folder}")), usage
+    if isinstance(error, StorageError) and progress.folder is not None and progress.folder.exists():
+        return f"{error}. When that is mended, {how}", EXIT_ERROR
     if isinstance(error, refusals()):
         return str(error), EXIT_BUDGET if isinstance(error, BudgetExceeded) else EXIT_ERROR
     return None

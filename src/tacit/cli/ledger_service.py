@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from tacit.cli.common import EXIT_BUDGET, EXIT_USAGE, fail, option
+from tacit.cli.common import EXIT_BUDGET, EXIT_USAGE, exits, fail, option
 from tacit.cli.ledger import Name, SomeName, Where, open_ledger
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ All runs are fixed in advance and priced together. Each run takes its part: taci
 
     $ tacit ledger plan people.db people --every month --times 12 --noise 1.1 --rate 0.01 --steps 500 --unit person
 
-    $ tacit ledger plan people.db people --every month --times 12 --like runs/people-1 --reserve
+    $ tacit ledger plan people.db people --every month --times 12 --like run.toml --reserve
 """
 EXAMPLES = """
 [bold]Examples[/bold]
@@ -248,7 +248,9 @@ def plan(
     every: Annotated[str, option("day, week, month, quarter or year.")],
     times: Annotated[int, option("How many runs.")],
     noise: Annotated[float | None, option("The noise multiplier of each run.")] = None,
-    like: Annotated[Path | None, option("The folder of a run, instead: the schedule repeats what it did.")] = None,
+    like: Annotated[
+        Path | None, option("Instead, the folder of a run, or settings as for tacit train --config: runs like it.")
+    ] = None,
     rate: Annotated[float, typer.Option(help="The sampling rate of each step.")] = 1.0,
     steps: Annotated[int, typer.Option(help="The steps of each run.")] = 1,
     unit: Annotated[str, typer.Option(help="The unit of privacy.")] = "record",
@@ -281,17 +283,24 @@ def plan(
             typer.echo(f"reserved as {made.number}")
 
 
-def _did(folder: Path) -> acc.Mechanism:
-    """The mechanism on the card of a run."""
+def _did(like: Path) -> acc.Mechanism:
+    """The mechanism on the card of a run, or that of a run with the settings in a file."""
     from tacit import accounting as acc
     from tacit.report import CardError, read_card
 
-    if not (folder / "privacy.json").exists():
-        fail(f"--like: {folder} has no privacy.json: it is not the folder of a run that has ended")
+    if like.is_file():
+        from tacit.runs.progress import Told
+        from tacit.runs.settings import make, read
+        from tacit.runs.train import foreseen
+
+        with exits("ledger plan", Told(quiet=True)):
+            return foreseen(make(read(like), str(like)))
+    if not (like / "privacy.json").exists():
+        fail(f"--like: {like} has no privacy.json: it is not the folder of a run that has ended")
     try:
-        return acc.from_dict(read_card(folder / "privacy.json")["mechanism"]["description"])
+        return acc.from_dict(read_card(like / "privacy.json")["mechanism"]["description"])
     except (CardError, acc.AccountingError, LookupError) as error:
-        fail(f"--like: the card in {folder} does not say what ran: {error}")
+        fail(f"--like: the card in {like} does not say what ran: {error}")
 
 
 def keys(

@@ -92,7 +92,7 @@ HTTP: dict[str, Any] = {
 }
 RUN: dict[str, Any] = {
     "delta": Annotated[float | None, option("The δ of (ε, δ), such as 1e-6.")],
-    "ledger": Annotated[str | None, option("The ledger to charge: a file or postgresql://…")],
+    "ledger": Annotated[str | None, option("The ledger to charge: a file, postgresql://… or https://…")],
     "dataset": Annotated[str | None, option("The data's name in the ledger.")],
     "unit": Annotated[str | None, option("Whom to protect, such as person, with --unit-column. Default: record.")],
     "unit_column": Annotated[str | None, option("The column with the id of each text's owner.")],

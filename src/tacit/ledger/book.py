@@ -301,20 +301,19 @@ class Book:
         if signer is None:
             raise TermsError("open the ledger with its key: Ledger(where, key=…), or --key")
         self.verify(dataset).require()
-        store.signer = None
+        store.trusting = True
         try:
             unsigned = store.ends(dataset).last
 
             def decide(ends: Ends) -> dict[str, Any]:
                 if ends.last != unsigned:
                     raise LedgerTampered(f"somebody charged {dataset!r} while it was checked: sign it again")
-                store.signer = signer
                 state = self._state(ends).to_dict()
                 return {"kind": "key", "public": signer.public, **time_after(ends.last), **state, **self._who()}
 
             head = self._append(dataset, decide).hash
         finally:
-            store.signer = signer
+            store.trusting = False
         store.seal_all(dataset)
         return head
 

@@ -215,8 +215,10 @@ class Ledger(Changes, Book):
     def _register(self, name: str, terms: dict[str, Any]) -> DatasetTerms:
         """Write the registration, or compare it with the one that is there."""
         entry = {"kind": "register", "time": now(), "terms": terms, **State().to_dict(), **self._who()}
+        if name in self._seen and name not in self._store.names():
+            raise self._tampered(name, "it was registered here, and the whole of it is gone")
         try:
-            made = terms_of(self._store.create(name, entry))
+            made = terms_of(self._seen.setdefault(name, self._store.create(name, entry)))
         except DatasetExists:
             there = made = self.dataset(name)
             old, new = (_comparable(plain) for plain in (there.to_terms(), terms))
@@ -625,10 +627,6 @@ class Ledger(Changes, Book):
         if why == "version":
             return BudgetExceeded(f"this version of {name!r} does not exist or is out of use", blank)
         team = self._by.get("team", "")
-        if why == "team":
-            share = state.shares.get(team, 0.0)
-            whose = f"the share of team {team!r} ({share:.1%})" if team else "what is not given to a team"
-            return BudgetExceeded(f"{mechanism!r} on {name!r} does not fit into {whose} of the budget", blank)
 
         def fits(other: acc.Mechanism) -> bool:
             try:
@@ -638,7 +636,10 @@ class Ledger(Changes, Book):
                 return False
 
         advice = advising.advise(mechanism, fits, blank)
-        if rule.name == "sum" or totals.mode == "sum" or not totals.renyi:
+        if why == "team":
+            whose = f"the share of team {team!r} ({state.shares.get(team, 0.0):.1%})" if team else "what no team has"
+            left = f"{whose} of the budget is not enough"
+        elif rule.name == "sum" or totals.mode == "sum" or not totals.renyi:
             rest = f"ε={left_epsilon:.6g} and δ={left_delta:.3g}"
             if rule.name != "sum" and not totals.renyi:
                 rest = "all of it"

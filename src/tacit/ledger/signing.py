@@ -238,7 +238,8 @@ def read_anchor(place: str | os.PathLike[str], public: str | None = None) -> lis
             there.seek(0)
             text = there.read()
         lines = [json.loads(line) for line in text[: len(text) - torn].decode().splitlines() if line.strip()]
-        known = [{**line, "head": ChainHead(line["seq"], line["hash"])} for line in lines]
+        known = [{**line, "dataset": str(line["dataset"]), "seq": int(line["seq"])} for line in lines]
+        known = [line | {"head": ChainHead(line["seq"], str(line["hash"]))} for line in known]
     except OSError as error:
         raise StorageError(f"cannot read the anchor {file}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
@@ -261,7 +262,8 @@ def check_anchor(ledger: Ledger, place: str | os.PathLike[str]) -> None:
 
     Guarantee: nothing that was anchored was cut off or rolled back. Whether older entries are whole, ``verify`` says.
     """
-    newest = {line["dataset"]: line["head"] for line in read_anchor(place)}
+    lines = sorted(read_anchor(place), key=lambda line: line["seq"])  # whoever adds an old one hides no newer one
+    newest = {line["dataset"]: line["head"] for line in lines}
     names, store = set(ledger.datasets()), ledger._store
     for name, head in newest.items():
         if name not in names:

@@ -95,6 +95,8 @@ class SqlStore:
         self._ready = False
         #: Signs the heads, where somebody holds a key; then a head without its signature is refused.
         self.signer: Signer | None = None
+        #: A head without a signature is taken: it was checked, and is signed now.
+        self.trusting = False
 
     def place(self) -> str:
         """The path, or the address without its secrets."""
@@ -228,6 +230,7 @@ class SqlStore:
         with self._transaction(create=True, write=True) as connection:
             if connection.execute(sa.select(HEADS.c.seq).where(HEADS.c.dataset == dataset)).first():
                 raise DatasetExists(f"{dataset!r} is registered already")
+            self._require_key(connection)
             self._insert(connection, row)
             connection.execute(HEADS.insert().values(dataset=dataset, **self._signed(row)))
         return row
@@ -295,7 +298,9 @@ class SqlStore:
                 f"the newest entry of {dataset!r} in {self.place()} is not the one that was written last; nothing more "
                 "is granted. tacit ledger verify shows what is missing"
             )
-        if self.signer and not self.signer.check(dataset, rows[0].head, head.signature):
+        if lock:
+            self._require_key(connection)
+        if self.signer and not self.trusting and not self.signer.check(dataset, rows[0].head, head.signature):
             raise LedgerTampered(
                 f"the head of {dataset!r} in {self.place()} is not signed with this ledger's key: somebody wrote it "
                 "who does not hold the key, or it was never signed. Nothing more is granted. If the ledger is older "
@@ -306,6 +311,15 @@ class SqlStore:
             raise LedgerTampered(f"the registration of {dataset!r} in {self.place()} is missing: nothing is granted")
         before = rows[1] if len(rows) > 1 else None
         return Ends(first[0], before, rows[0], lambda key: self._find(connection, dataset, [key]))
+
+    def _require_key(self, connection: Connection) -> None:
+        """Refuse to write without the key where heads are signed: whoever holds it would grant nothing on that."""
+        signed = sa.select(HEADS.c.seq).where(HEADS.c.signature.is_not(None)).limit(1)
+        if self.signer is None and connection.execute(signed).first():
+            raise AccessDenied(
+                f"the heads of {self.place()} are signed: charge through its service, or open it with its key (key=, "
+                "--key); nothing was written"
+            )
 
     def _at(self, connection: Connection, dataset: str, places: list[int]) -> list[Row]:
         chosen = sa.select(ENTRIES).where(ENTRIES.c.dataset == dataset, ENTRIES.c.seq.in_(places))
@@ -565,6 +579,8 @@ class SqlStore:
             return ReadOnlyLedger(
                 f"{place} is not writable for this user (or is a read-only replica); nothing was granted"
             )
+        if code == "53300" or "too many c" in text or "connection slots" in text:
+            return LedgerBusy(f"the server of {place} has no connection left (max_connections); try again")
         if code in ("55P03", "57014"):
             return LedgerBusy(f"other processes held the ledger {place} for too long; try again")
         if not code or code.startswith(("08", "57P")):
@@ -596,7 +612,17 @@ def _engine(url: URL, secret: tuple[tuple[str, str], ...], patience: float, proc
         # Each is asked whether it still answers, and none of a parent is used in its fork (process).
         pool = {"pool_size": 2, "max_overflow": -1, "pool_recycle": KEPT, "pool_pre_ping": True, "pool_use_lifo": True}
     # AUTOCOMMIT: transactions are begun in the words of each database.
-    return sa.create_engine(url, connect_args=arguments, isolation_level="AUTOCOMMIT", hide_parameters=True, **pool)
+    made = sa.create_engine(url, connect_args=arguments, isolation_level="AUTOCOMMIT", hide_parameters=True, **pool)
+    if url.get_backend_name() != "sqlite":
+        sa.event.listen(made, "connect", _idle_no_longer)
+    return made
+
+
+def _idle_no_longer(connection: Any, _: Any) -> None:
+    """A run that trains for days holds no connection that it does not use: the server closes it."""
+    if connection.info.server_version >= 140000:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET idle_session_timeout = '{KEPT}s'")
 
 
 def public_address(where: str | os.PathLike[str]) -> str:

@@ -11,6 +11,7 @@ import dataclasses
 import io
 import math
 import signal
+import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tacit import accounting as acc
 from tacit.ledger import Ledger, OperatorLog, OperatorView
 from tacit.report import PublicSource, Statement, columns_of, describe
 from tacit.report.files import write_whole
@@ -28,7 +30,7 @@ from tacit.runs.evaluate import evaluate, public_sources
 from tacit.runs.folder import as_it_was, resolved, taken_back
 from tacit.runs.journal import Journal
 from tacit.runs.models import ModelRefused, build, loss_for
-from tacit.runs.progress import PROGRESS, Interrupted, Kept, Reporter
+from tacit.runs.progress import PROGRESS, Interrupted, Kept, Reporter, Told
 from tacit.runs.read import TableRecords, Tables, read
 from tacit.runs.settings import CONFIG, IN_MEMORY, SCHEMA, Settings, SettingsError
 from tacit.sgd import NotCompiled, PrivacyWarning, Training
@@ -190,6 +192,13 @@ def start(settings: Settings, private: Path, records: TableRecords, progress: Re
     if isinstance(training, AuditedTraining) and (weak := _too_few(training)):
         progress.note(f"warning: {weak}")
     return training
+
+
+def foreseen(settings: Settings) -> acc.Mechanism:
+    """What a run with these settings will charge, before it: nothing is trained, written or charged."""
+    alone = dataclasses.replace(settings, ledger=None, dataset=None, plan=None)
+    with tempfile.TemporaryDirectory() as folder:
+        return start(alone, Path(folder), TrainRun(alone).read(), Told(quiet=True)).plan.mechanism
 
 
 def optimizer_for(settings: Settings, model: nn.Module) -> torch.optim.Optimizer:
