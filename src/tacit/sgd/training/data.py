@@ -48,6 +48,8 @@ class Records:
 
     #: whether rows are read from disk when they are asked for (:mod:`tacit.sgd.training.stored`)
     stored = False
+    #: whether rows come one after the other, and no row twice (:mod:`tacit.sgd.training.arriving`)
+    arriving = False
 
     def __init__(self, tree: Any = None, items: Any = None, scan: bool = True) -> None:
         self.tree, self.items, self.scan = tree, items, scan
@@ -66,6 +68,9 @@ class Records:
 
     def __len__(self) -> int:
         return self.rows
+
+    def begin(self, rows: Numbers) -> None:
+        """A step's batch of these rows follows."""
 
     def take(self, index: Numbers | Tensor) -> Any:
         """The rows of these numbers, as a tree of tensors. With numbers in pinned memory no GPU is waited for."""
@@ -325,6 +330,7 @@ def table(
     features: Sequence[str] | None = None,
     exclude: Sequence[str] = (),
     index: str | os.PathLike[str] | None = None,
+    size: int | None = None,
 ) -> Table:
     """Read ``(features, target)`` records from a Parquet file or a polars frame; from disk, if they exceed the memory.
 
@@ -339,11 +345,14 @@ def table(
             by file, and a copy that was interrupted goes on. It holds the rows as they are, and is as private as they
             are. A feature may then also be one column of lists of one length, such as tokens. Default: none, all rows
             in memory.
+        size: The public number of rows of an iterator that is trained on while they arrive: each row takes part once,
+            as it comes, and none is kept (``sampler="chunks"``, ``epochs=1``). Default: the rows are there.
 
     Returns:
         The records, with their column names, for :class:`Training`.
 
     Raises:
+        TypeError: If the source is an iterator, and neither ``index`` nor ``size`` is given.
         ValueError: If a column does not exist, does not hold numbers, or has missing values, or if the index was made
             of other files or columns.
 
@@ -353,10 +362,21 @@ def table(
         >>> table(frame, target="ill", exclude=["id"]).features
         ('age',)
     """
+    if size is not None:
+        from tacit.sgd.training.arriving import arriving
+
+        if index is not None:
+            raise ValueError("index= copies a stream and size= trains on it while it arrives: give one of the two")
+        return arriving(source, size, target=target, features=features, exclude=exclude)
     if index is not None:
         from tacit.sgd.training.stored import stored
 
         return stored(source, target=target, index=index, features=features, exclude=exclude)
+    if isinstance(source, Iterator):
+        raise TypeError(
+            "an iterator of frames is copied with index=, a folder, or trained on while it arrives with size=, the "
+            "public number of its rows"
+        )
     polars = optional("polars", "reading a table")
     frame = source if hasattr(source, "get_columns") else polars.read_parquet(os.fspath(source))
     if target not in frame.columns:

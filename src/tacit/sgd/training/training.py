@@ -39,6 +39,7 @@ from tacit.sgd.sharding.shards import ShardedParameters, sharding_of
 from tacit.sgd.torch_compat import foreach_add_, foreach_lerp_
 from tacit.sgd.training import checkpoint as checkpoints
 from tacit.sgd.training import identity, validation
+from tacit.sgd.training.arriving import check_arriving
 from tacit.sgd.training.augment import repeat, views_of
 from tacit.sgd.training.checkpoint import RunState
 from tacit.sgd.training.config import RunSettings, TrainingKeywords, Value, describes_keywords, shows_keywords
@@ -179,7 +180,7 @@ class Training(Resumable):
         validation.check_labels(self.model, self.loss, self.records, self.device)
         if self.shards is not None:
             self.shards.rest()
-        self.units = members_of(self.settings.sampling, data, len(self.records))
+        self.units = members_of(self.settings.sampling, data, self.records)
 
     def _planned(self) -> Plan:
         """The plan, of which everything is public; and the state of a run that has not begun."""
@@ -196,6 +197,8 @@ class Training(Resumable):
         known = validation.recognised
         self.data_name = self.ranks.first(lambda: known(self.ledger, self.dataset, self.records, charging.source))
         kind, steps = clipping.clipping, run_length(sampling.steps, sampling.epochs, sampler)
+        if self.records.arriving:
+            check_arriving(sampler, steps, together=self.ranks.active)
         adjacency = neighbours(self.units, found, sampler.adjacency)
         optimizer, scheduler = self.optimizer, self.scheduler
         sampler, correlation = correlated(target.noise, sampler, steps, adjacency, target, optimizer, scheduler)
@@ -238,8 +241,8 @@ class Training(Resumable):
         if augment is not None:
             self._configuration["the augmentation"] = [getattr(augment, "__qualname__", type(augment).__name__), views]
             told["the augmentation"] = (augment, views)
-        if self.records.items is not None:
-            told["the data set"] = type(self.records.items)
+        if self.records.items is not None:  # of a stream the rest may differ, so it has no name
+            told["the data set"] = self.records.items if self.records.arriving else type(self.records.items)
         self._parts = {}
         if self.checkpoint is not None:
             self._parts = identity.parts_of(model, loss, optimizer, scheduler, **told)
@@ -459,6 +462,7 @@ class Training(Resumable):
         weights = None
         if self.units is not None:
             rows, weights = self.units.choose(rows, self.plan.records_per_unit, members, step)
+        self.records.begin(rows)
         # Ranks that gather parameters from one another run equally often; what they lack is filled up and masked.
         places = -(-len(rows) // self.ranks.data_ranks) if self.shards is not None else 0
         share = self.ranks.share
