@@ -22,7 +22,6 @@ from tacit.ledger.fingerprint import former_fingerprint
 from tacit.noise.entropy import fresh_bytes
 from tacit.sgd.training.config import Sampling
 from tacit.sgd.training.data import Records, Table
-from tacit.sgd.training.sampling import Sampler
 from tacit.sgd.training.stored import encoded, shape_of
 
 Numbers = npt.NDArray[np.int64]
@@ -57,7 +56,7 @@ class ArrivingRecords(Records):
         if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
             raise ValueError(f"size, the public number of rows that will be read, must be positive, not {size!r}")
         super().__init__(items=range(int(size)), scan=False)
-        self.items = frames  # what no later process can recognise
+        self.items = frames
         self.asked = {"target": target, "features": None if features is None else list(features)}
         self.asked |= {"exclude": list(exclude)}
         self._made: dict[str, Any] | None = None
@@ -70,6 +69,11 @@ class ArrivingRecords(Records):
     def one_row_each(self, who: str) -> None:
         """Of each id in a column only the first row counts."""
         self._who = who
+
+    @property
+    def named_by(self) -> Any:
+        """The stream itself, which no later process can recognise: what is left of it may differ."""
+        return self.items
 
     def begin(self, rows: Numbers) -> None:
         """A batch of these rows follows: what came before the last batch is not needed again."""
@@ -158,7 +162,15 @@ class FirstRows:
 
 
 def people_of(sampling: Sampling, records: ArrivingRecords) -> FirstRows | None:
-    """Who is protected in a stream; None where each row is a unit."""
+    """Who is protected in a stream; None where each row is a unit. What a stream cannot do is refused."""
+    name = sampling.sampler if isinstance(sampling.sampler, str) else sampling.sampler.name
+    if name != "chunks":
+        raise ValueError(
+            f"a stream cannot be sampled (sampler={name!r}): each row takes part once, as it comes. Give "
+            f"sampler='chunks' with epochs=1, and noise=tacit.sgd.BandedInverse(); or {COPY}"
+        )
+    if (sampling.epochs or 1) > 1 or ((sampling.steps or 1) - 1) * sampling.batch_size >= records.rows:
+        raise ValueError(f"a stream comes once, and this run is longer than one pass: give epochs=1, or {COPY}")
     if sampling.groups is None:
         return None
     if not isinstance(sampling.groups, str):
@@ -169,19 +181,6 @@ def people_of(sampling: Sampling, records: ArrivingRecords) -> FirstRows | None:
     return FirstRows(records.rows)
 
 
-def check_arriving(sampler: Sampler, steps: int, *, together: bool) -> None:
-    """Refuse what a stream cannot do: to be sampled, or to come again."""
-    if sampler.name != "chunks":
-        raise ValueError(
-            f"a stream cannot be sampled (sampler={sampler.name!r}): each row takes part once, as it comes. Give "
-            f"sampler='chunks' with epochs=1, and noise=tacit.sgd.BandedInverse(); or {COPY}"
-        )
-    if steps > sampler.steps_per_epoch:
-        raise ValueError(f"a stream comes once, and {steps} steps are more than a pass: give epochs=1, or {COPY}")
-    if together:
-        raise ValueError(f"a stream is read by one process: {COPY}")
-
-
 def arriving(source: Any, size: int, **columns: Any) -> Table:
     """The table of :func:`tacit.sgd.table` with ``size=``."""
     if not isinstance(source, Iterator):
@@ -189,4 +188,4 @@ def arriving(source: Any, size: int, **columns: Any) -> Table:
     return Table(ArrivingRecords(source, size, **columns), (), None)
 
 
-__all__ = ["ArrivingRecords", "FirstRows", "arriving", "check_arriving", "people_of"]
+__all__ = ["ArrivingRecords", "FirstRows", "arriving", "people_of"]

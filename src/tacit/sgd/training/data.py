@@ -69,6 +69,11 @@ class Records:
     def __len__(self) -> int:
         return self.rows
 
+    @property
+    def named_by(self) -> Any:
+        """What a map-style data set is recognised by in a later process, beside its fingerprint."""
+        return type(self.items)
+
     def begin(self, rows: Numbers) -> None:
         """A step's batch of these rows follows."""
 
@@ -362,21 +367,8 @@ def table(
         >>> table(frame, target="ill", exclude=["id"]).features
         ('age',)
     """
-    if size is not None:
-        from tacit.sgd.training.arriving import arriving
-
-        if index is not None:
-            raise ValueError("index= copies a stream and size= trains on it while it arrives: give one of the two")
-        return arriving(source, size, target=target, features=features, exclude=exclude)
-    if index is not None:
-        from tacit.sgd.training.stored import stored
-
-        return stored(source, target=target, index=index, features=features, exclude=exclude)
-    if isinstance(source, Iterator):
-        raise TypeError(
-            "an iterator of frames is copied with index=, a folder, or trained on while it arrives with size=, the "
-            "public number of its rows"
-        )
+    if index is not None or size is not None or isinstance(source, Iterator):
+        return _not_in_memory(source, index, size, target=target, features=features, exclude=exclude)
     polars = optional("polars", "reading a table")
     frame = source if hasattr(source, "get_columns") else polars.read_parquet(os.fspath(source))
     if target not in frame.columns:
@@ -399,6 +391,23 @@ def table(
     whole = frame[target].dtype.is_integer() or frame[target].dtype == polars.Boolean
     labels = torch.from_numpy(y.astype(np.int64 if whole else np.float32))
     return Table(Records(tree=(x, labels)), names, frame)
+
+
+def _not_in_memory(source: Any, index: str | os.PathLike[str] | None, size: int | None, **columns: Any) -> Table:
+    """A table whose rows are on disk, or come one after the other."""
+    from tacit.sgd.training.arriving import arriving
+    from tacit.sgd.training.stored import stored
+
+    if index is not None and size is not None:
+        raise ValueError("index= copies a stream and size= trains on it while it arrives: give one of the two")
+    if size is not None:
+        return arriving(source, size, **columns)
+    if index is None:
+        raise TypeError(
+            "an iterator of frames is copied with index=, a folder, or trained on while it arrives with size=, the "
+            "public number of its rows"
+        )
+    return stored(source, index=index, **columns)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -502,8 +511,8 @@ class Batch:
         return self._places <= physical
 
     def begin(self, physical: int) -> None:
-        """Do what needs no GPU: number the rows, and gather a piece of tensors that is sent there whole. Any thread may
-        do this."""
+        """Do what needs no GPU: number the rows, gather a piece of tensors that is sent there whole, and read from disk.
+        Any thread may do this."""
         found: list[Any] = [self._padded(start, physical) for start in range(0, self._places, physical)]
         if self._source.tree is not None and self._device.type == "cuda":
             # From pinned memory a GPU fetches it by itself, behind what it has to do before.
@@ -512,6 +521,8 @@ class Batch:
             else:
                 found = [_pinned(torch.from_numpy(numbers)) for numbers in found]
         self._pieces = {physical: found}
+        if self._source.stored:
+            self.prepare(physical)
 
     def _is_sent_whole(self, physical: int) -> bool:
         """Whether the records are on the host, and go to a GPU in one piece."""

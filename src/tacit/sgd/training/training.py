@@ -39,7 +39,6 @@ from tacit.sgd.sharding.shards import ShardedParameters, sharding_of
 from tacit.sgd.torch_compat import foreach_add_, foreach_lerp_
 from tacit.sgd.training import checkpoint as checkpoints
 from tacit.sgd.training import identity, validation
-from tacit.sgd.training.arriving import check_arriving
 from tacit.sgd.training.augment import repeat, views_of
 from tacit.sgd.training.checkpoint import RunState
 from tacit.sgd.training.config import RunSettings, TrainingKeywords, Value, describes_keywords, shows_keywords
@@ -197,8 +196,6 @@ class Training(Resumable):
         known = validation.recognised
         self.data_name = self.ranks.first(lambda: known(self.ledger, self.dataset, self.records, charging.source))
         kind, steps = clipping.clipping, run_length(sampling.steps, sampling.epochs, sampler)
-        if self.records.arriving:
-            check_arriving(sampler, steps, together=self.ranks.active)
         adjacency = neighbours(self.units, found, sampler.adjacency)
         optimizer, scheduler = self.optimizer, self.scheduler
         sampler, correlation = correlated(target.noise, sampler, steps, adjacency, target, optimizer, scheduler)
@@ -241,8 +238,8 @@ class Training(Resumable):
         if augment is not None:
             self._configuration["the augmentation"] = [getattr(augment, "__qualname__", type(augment).__name__), views]
             told["the augmentation"] = (augment, views)
-        if self.records.items is not None:  # of a stream the rest may differ, so it has no name
-            told["the data set"] = self.records.items if self.records.arriving else type(self.records.items)
+        if self.records.items is not None:
+            told["the data set"] = self.records.named_by
         self._parts = {}
         if self.checkpoint is not None:
             self._parts = identity.parts_of(model, loss, optimizer, scheduler, **told)
@@ -469,8 +466,6 @@ class Training(Resumable):
         own = None if weights is None else share(weights)
         batch = Batch(step, share(rows), own, self.records, self.device, places, rows[:1])
         batch.begin(self.physical_batch)
-        if self.records.stored:
-            batch.prepare(self.physical_batch)
         return batch
 
     def clip_at(self, step: int) -> Clipping:
