@@ -3,6 +3,7 @@
     python -m benchmarks.people --part accuracy
     python -m benchmarks.people --part accuracy --data sst2 --encoder FOLDER
     python -m benchmarks.people --part time
+    python -m benchmarks.people --part memory
 
 Accuracy: a data set cut into synthetic people. Rows are sorted by something that people differ in, with some noise, so
 that a person's rows are alike, and cut into runs of geometric length, 10 on average and 40 at most. A fifth of the
@@ -17,8 +18,11 @@ from __future__ import annotations
 
 import argparse
 import functools
+import multiprocessing
+import resource
 import statistics
 import time
+from typing import Any
 
 import numpy as np
 import torch
@@ -102,18 +106,18 @@ def accuracy(name: str, encoder: str | None, draw: str, most: int, clip: float, 
 
 
 def step_times(
-    model: nn.Module, x: torch.Tensor, y: torch.Tensor, rows: int, most: int, steps: int
-) -> dict[str, float]:
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, loss: Any, rows: int, most: int, steps: int,
+    ways: tuple[str, ...] = ("rows", "people"),
+) -> dict[str, float]:  # fmt: skip
     """Median seconds of a step that draws rows, and of one that draws people, for as many rows."""
     ids = np.arange(len(x)) // most
     runs = {}
-    for name, terms in (("rows", {"batch_size": rows}), ("people", {"groups": ids, "max_rows": most})):
-        if name == "people":
-            terms["batch_size"] = rows // most
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for name in ways:
+        people: dict[str, Any] = {"groups": ids, "max_rows": most, "batch_size": rows // most}
+        terms = people if name == "people" else {"batch_size": rows}
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
         runs[name] = sgd.Training(
-            model, optimizer, nn.CrossEntropyLoss(reduction="none"), (x, y), steps=steps, noise_multiplier=1.0,
-            delta=1e-6, sampler="fixed", compile=False, **terms,
+            model, optimizer, loss, (x, y), steps=steps, noise_multiplier=1.0, delta=1e-6, sampler="fixed", compile=False, **terms,
         )  # fmt: skip
     taken: dict[str, list[float]] = {name: [] for name in runs}
     for batches in zip(*runs.values(), strict=True):
@@ -121,7 +125,50 @@ def step_times(
             began = time.perf_counter()
             run.step(batch)
             taken[name].append(time.perf_counter() - began)
-    return {name: statistics.median(values[2:]) for name, values in taken.items()}
+    return {name: statistics.median(values[2:] or values) for name, values in taken.items()}
+
+
+def language_model() -> nn.Module:
+    """GPT-2 of four layers and 256 dimensions, with LoRA on its attention."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=2000, n_positions=64, n_embd=256, n_layer=4, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    )  # fmt: skip
+    return get_peft_model(GPT2LMHeadModel(config), LoraConfig(r=8, target_modules=["c_attn"], fan_in_fan_out=True))
+
+
+def next_words(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """The mean loss of the words of each sequence."""
+    tokens, _ = batch
+    logits = model(input_ids=tokens).logits[:, :-1]
+    return nn.functional.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none").mean(1)
+
+
+Case = tuple[nn.Module, torch.Tensor, torch.Tensor, Any, int]
+
+
+def cases() -> dict[str, Case]:
+    """Models, data, losses and rows of a step."""
+    torch.manual_seed(0)
+    one_each = nn.CrossEntropyLoss(reduction="none")
+    network = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 10))
+    tokens, labels = torch.randint(1000, (512, 64)), torch.randint(2, (512,))
+    return {
+        "network, 512 rows": (network, torch.randn(4096, 784), torch.randint(10, (4096,)), one_each, 512),
+        "transformer, 64 sequences": (Words(), tokens, labels, one_each, 64),
+        "LoRA on GPT-2, 64 sequences": (language_model(), tokens, labels, next_words, 64),
+    }
+
+
+def peak(case: str, way: str) -> float:
+    """The most memory of three steps above that of the model and the data, in MiB; in a process of its own."""
+    model, x, y, loss, rows = cases()[case]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step_times(model, x, y, loss, rows, 8, 3, (way,))
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
 
 class Words(nn.Module):
@@ -141,23 +188,26 @@ class Words(nn.Module):
 def main() -> None:
     """Print a table of one of the parts."""
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--part", choices=("accuracy", "time"), required=True)
+    options.add_argument("--part", choices=("accuracy", "time", "memory"), required=True)
     options.add_argument("--seeds", type=int, nargs="+", default=list(range(5)))
     options.add_argument("--epsilon", type=float, nargs="+", default=[0.5, 2.0])
     options.add_argument("--data", choices=list(DATA), default="labsup")
     options.add_argument("--encoder")
     chosen = options.parse_args()
     if chosen.part == "time":
-        torch.manual_seed(0)
-        network = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 10))
-        cases = {
-            "network, 512 rows": (network, torch.randn(4096, 784), torch.randint(10, (4096,)), 512),
-            "transformer, 64 sequences": (Words(), torch.randint(1000, (512, 64)), torch.randint(2, (512,)), 64),
-        }
-        for name, (model, x, y, rows) in cases.items():
-            found = step_times(model, x, y, rows, 8, 22)
+        for name, (model, x, y, loss, rows) in cases().items():
+            found = step_times(model, x, y, loss, rows, 8, 22)
             one, other = (found[kind] * 1e3 for kind in ("rows", "people"))
-            print(f"{name:<26} rows {one:7.1f} ms, people of 8 rows {other:7.1f} ms: x {other / one:.3f}")
+            print(f"{name:<28} rows {one:7.1f} ms, people of 8 rows {other:7.1f} ms: x {other / one:.3f}", flush=True)
+        return
+    if chosen.part == "memory":
+        context = multiprocessing.get_context("spawn")
+        for name in cases():
+            found = {}
+            for way in ("rows", "people"):
+                with context.Pool(1) as own:
+                    found[way] = own.apply(peak, (name, way))
+            print(f"{name:<28} rows {found['rows']:6.0f} MiB, people of 8 rows {found['people']:6.0f} MiB", flush=True)
         return
     for epsilon in chosen.epsilon:
         for draw, most, clip in WAYS:

@@ -511,7 +511,7 @@ class Batch:
         return self._places <= physical
 
     def begin(self, physical: int) -> None:
-        """Do what needs no GPU: number the rows, gather a piece of tensors that is sent there whole, and read from disk.
+        """Do what needs no GPU: number the rows, gather a piece of tensors that is sent there whole, read from disk.
         Any thread may do this."""
         found: list[Any] = [self._padded(start, physical) for start in range(0, self._places, physical)]
         if self._source.tree is not None and self._device.type == "cuda":
