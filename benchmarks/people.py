@@ -117,7 +117,8 @@ def step_times(
         terms = people if name == "people" else {"batch_size": rows}
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
         runs[name] = sgd.Training(
-            model, optimizer, loss, (x, y), steps=steps, noise_multiplier=1.0, delta=1e-6, sampler="fixed", compile=False, **terms,
+            model, optimizer, loss, (x, y), steps=steps, noise_multiplier=1.0, delta=1e-6, sampler="fixed",
+            compile=False, **terms,
         )  # fmt: skip
     taken: dict[str, list[float]] = {name: [] for name in runs}
     for batches in zip(*runs.values(), strict=True):

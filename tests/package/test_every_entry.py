@@ -327,7 +327,7 @@ ENTRIES = {
 
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_a_person_with_thirty_rows_moves_no_more_than_is_promised(entry, monkeypatch):
-    assert 0 < (found := ENTRIES[entry](monkeypatch)) <= 1 + 1e-4, found
+    assert 0.3 < (found := ENTRIES[entry](monkeypatch)) <= 1 + 1e-4, found
 
 
 def every_row(patch):
@@ -380,9 +380,8 @@ TABLES = [*(name for name in ENTRIES if name.startswith("table: ")), "command: t
 WRONG = {
     **dict.fromkeys(((every_row, name) for name in TABLES), 1.2),
     **dict.fromkeys(((every_row_of_a_step, name) for name in LOOPS), 4),
-    **dict.fromkeys(((twice, name) for name in (*LOOPS, "command: tacit prompt", "command: tacit tune")), 1.8),
+    **dict.fromkeys(((twice, name) for name in (*LOOPS, "command: tacit tune")), 1.8),
     **dict.fromkeys(((by_content, f"votes: {name}") for name in ("Teachers", "PromptTeachers")), 2),
-    (by_content, "command: tacit pate"): 2,
     **dict.fromkeys(((each_answer, f"score: {name}") for name in ("correct_count", "bounded_loss")), 25),
 }
 
