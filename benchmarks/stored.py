@@ -41,6 +41,8 @@ def work(task: str, folder: Path, steps: int) -> str:
     source, index = folder / "rows", folder / "index"
     if task == "torch":
         return ""
+    if task == "stream":
+        return stream(source)
     rows = sgd.table(source, target="ill", index=index)
     if task == "index":
         return f"{len(rows.records):,} rows"
@@ -54,6 +56,31 @@ def work(task: str, folder: Path, steps: int) -> str:
     for batch in training:
         training.step(batch)
     return f"{(time.perf_counter() - began) / steps * 1000:.0f} ms a step, {training.privacy.details['sampler']}"
+
+
+def stream(source: Path) -> str:
+    """All rows once, as they come out of the files, in batches of 100,000."""
+    import polars as pl
+    import torch
+
+    from tacit import sgd
+
+    files = sorted(source.iterdir())
+    rows = sum(int(pl.scan_parquet(file).select(pl.len()).collect().item()) for file in files)
+    frames = (part for file in files for part in pl.read_parquet(file).iter_slices(1 << 16))
+    model = torch.nn.Linear(4, 2)
+    training = sgd.Training(
+        model, torch.optim.SGD(model.parameters(), lr=0.5), torch.nn.CrossEntropyLoss(reduction="none"),
+        sgd.table(frames, target="ill", size=rows), batch_size=min(rows, 100_000), epochs=1, sampler="chunks",
+        noise=sgd.BandedInverse(), noise_multiplier=1.0, delta=1e-9, compile=False,
+    )  # fmt: skip
+    began = time.perf_counter()
+    for batch in training:
+        training.step(batch)
+    took = (time.perf_counter() - began) / training.plan.steps
+    return (
+        f"{took * 1000:.0f} ms a step of 100,000, {training.plan.steps:,} steps, {training.privacy.details['sampler']}"
+    )
 
 
 def main() -> None:
@@ -73,7 +100,7 @@ def main() -> None:
     (chosen.folder / "rows").mkdir(parents=True, exist_ok=True)
     if not any((chosen.folder / "rows").iterdir()):
         write(chosen.folder / "rows", chosen.rows)
-    for task in ("torch", "index", *SAMPLERS):
+    for task in ("torch", "index", *SAMPLERS, "stream"):
         again = ["--folder", str(chosen.folder), "--steps", str(chosen.steps), "--task", task]
         subprocess.run([sys.executable, "-m", "benchmarks.stored", *again], check=True)
 

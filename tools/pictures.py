@@ -4,8 +4,8 @@ They go to docs/pictures/.
 
 ``speed`` is drawn from kept measurements (``benchmarks/results``), ``interval`` is computed, ``ledger`` and ``report``
 are what the command prints and writes, in a folder of their own, ``studio`` shows its pages; these three need Chromium.
-(The headline is made by ``python -m experiments.gallery``.) ``neighbours``, ``loss``, ``processing`` and ``auxiliary``
-are drawn, for the pages that teach; the people in them are made up.
+(The headline is made by ``python -m experiments.gallery``.) ``people`` is computed. ``neighbours``, ``loss``,
+``processing`` and ``auxiliary`` are drawn, for the pages that teach; the people in them are made up.
 """
 
 from __future__ import annotations
@@ -248,6 +248,31 @@ def loss() -> None:
     figure.savefig(PLACE / "loss.png", dpi=110)
 
 
+def people() -> None:
+    """People drawn, or rows drawn: the noise of a step for as many rows, for a small and a large budget."""
+    from tacit.runs.users import Crowd
+
+    figure = Figure(figsize=(8.4, 3.4), layout="constrained")
+    for axes, epsilon in zip(figure.subplots(1, 2, sharey=True), (0.5, 20.0), strict=True):
+        lines: dict[str, list[tuple[int, float, float]]] = {}
+        for batch in (256, 1024, 4096, 16384, 65536, 262144):
+            for way in Crowd(20_000, 40, batch, 500, epsilon, 1e-6).ways():
+                name = f"{way['draw']} {way['max_rows']}"
+                lines.setdefault(name, []).append((batch, way["noise_of_a_step"], way["noise_at_best"]))
+        shown = {"units 1": ("people, 1 row", BLUE), "rows 40": ("rows, at most 40", GREY)}
+        for name, (label, color) in shown.items():
+            x, y, _ = zip(*lines[name], strict=True)
+            axes.loglog(x, y, "o-", color=color, label=label, markersize=4)
+        x, alike, best = zip(*lines["units 8"], strict=True)
+        axes.fill_between(x, best, alike, color=ORANGE, alpha=0.35, label="people, 8 rows: alike to unlike")
+        axes.set(title=f"ε = {epsilon:g}", xlabel="rows in a step")
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].set_ylabel("noise of a step, in clip norms")
+    figure.axes[0].legend(frameon=False, fontsize=9)
+    figure.savefig(PLACE / "people.png", dpi=110)
+
+
 def processing() -> None:
     """What is done with a release costs nothing; looking at the data again does."""
     figure, axes = _page(9.2, 2.1)
@@ -318,7 +343,8 @@ def _shell(line: str, folder: str) -> str:
     return told.stdout + told.stderr
 
 
-PICTURES = {f.__name__: f for f in (speed, interval, ledger, report, studio, neighbours, loss, processing, auxiliary)}
+DRAWN = (speed, interval, ledger, report, studio, people, neighbours, loss, processing, auxiliary)
+PICTURES = {f.__name__: f for f in DRAWN}
 
 if __name__ == "__main__":
     PLACE.mkdir(exist_ok=True)

@@ -186,7 +186,7 @@ def _exact_bins(patch):
 
 
 def _every_row(patch):
-    patch.setattr(rows, "first_rows", lambda groups, count, max_rows: np.arange(count))
+    patch.setattr(rows, "kept_rows", lambda groups, count, max_rows: np.arange(count))
 
 
 WRONG = {

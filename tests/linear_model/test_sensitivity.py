@@ -18,9 +18,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tacit.linear_model import descent, functional, releases
+from tacit.linear_model import rows as rows_of_people
 from tacit.linear_model.bounds import features_of
 from tacit.linear_model.moments import ROUNDING, SLACK, Moments, bounded_sum, clipped_sum, to_grid
-from tacit.linear_model.rows import Rows, first_rows, make_rows
+from tacit.linear_model.rows import Rows, kept_rows, make_rows
 from tacit.linear_model.sensitivity import Shape
 from tacit.schema import Categorical, Numeric, Schema, Unit
 
@@ -211,10 +212,15 @@ def test_all_rows_of_a_person_together_move_sums_no_further_than_stated(rows, mo
         )
         return releases.moments(made, target=True), made.shape
 
-    everyone, shape = sums(range(len(rows)))
+    with pytest.MonkeyPatch.context() as patch:
+        # of both tables the draw that keeps the same rows of everybody else
+        patch.setattr(rows_of_people, "uniform", lambda key, step, n: np.arange(n))
+        (everyone, shape), (without, _) = (
+            sums(range(len(rows))),
+            sums([i for i in range(len(rows)) if owners[i] != owners[0]]),
+        )
     assert shape.rows == most
     assert not shape.whole
-    without, _ = sums([i for i in range(len(rows)) if owners[i] != owners[0]])
     moved = everyone - without
     if weighted and not any(r[3] for i, r in enumerate(rows) if owners[i] != owners[0]):
         return
@@ -228,19 +234,29 @@ def test_all_rows_of_a_person_together_move_sums_no_further_than_stated(rows, mo
     assert shape.quadratic("replace-one") >= shape.quadratic("add-remove")
 
 
-def test_who_is_kept_depends_on_that_persons_rows_alone():
+def test_a_draw_that_no_row_decides_keeps_rows_of_each_person(monkeypatch):
     owners = np.array(["a", "b", "a", "c", "a", "b"], dtype=object)
-    kept = first_rows(owners, 6, 2)
-    assert kept.tolist() == [0, 1, 2, 3, 5]
+    kept = [tuple(kept_rows(owners, 6, 2).tolist()) for _ in range(400)]
+    # every pair of a's three rows, each 400 / 3 times: 10 standard deviations
+    assert {k: abs(kept.count(k) - 400 / 3) < 95 for k in set(kept)} == {
+        (0, 1, 2, 3, 5): True, (0, 1, 3, 4, 5): True, (1, 2, 3, 4, 5): True,
+    }  # fmt: skip
+    # the draw for one person is the same whoever else is there
     without_b = np.flatnonzero(owners != "b")
-    assert without_b[first_rows(owners[without_b], 4, 2)].tolist() == [0, 2, 3]
+    for words in itertools.permutations(range(6)):
+        monkeypatch.setattr(rows_of_people, "uniform", lambda key, step, n, words=words: np.array(words))
+        all_of_a = set(kept_rows(owners, 6, 2).tolist()) & {0, 2, 4}
+        some = np.array(words)[without_b]
+        monkeypatch.setattr(rows_of_people, "uniform", lambda key, step, n, some=some: some)
+        assert set(without_b[kept_rows(owners[without_b], 4, 2)].tolist()) - {3} == all_of_a
+    monkeypatch.undo()
     # A number has one owner however it is typed; a number and a text may be one person or two, and are refused.
-    assert first_rows([17, 17.0, np.int64(17), np.float32(17), 18], 5, 2).tolist() == [0, 1, 4]
+    assert len(kept_rows([17, 17.0, np.int64(17), np.float32(17), 18], 5, 2)) == 3
     with pytest.raises(ValueError, match=r"numbers and text.*Convert"):
-        first_rows([17, "17"], 2, 1)
+        kept_rows([17, "17"], 2, 1)
     for ids in ([1, None], pd.Series([1, pd.NA], dtype="Int64"), pl.Series([1, None])):
         with pytest.raises(ValueError, match="missing ids"):
-            first_rows(ids, 2, 1)
+            kept_rows(ids, 2, 1)
 
 
 def test_one_hot_columns_of_a_schema_are_blocks():

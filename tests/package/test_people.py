@@ -1,7 +1,8 @@
-"""One person with thirty extreme rows moves a released sum by the clip norm at most, wherever a model is trained.
+"""One person with thirty extreme rows in loops: what cards and ledgers say, and wrong versions that are seen.
 
 Everybody takes part in the step (rate 1), the sum is looked at before there is noise, and the data differ in that
-person alone. Without a cap the thirty rows move it by thirty clip norms.
+person alone. Without a cap the thirty rows move it by thirty clip norms. The right versions are in
+``test_every_entry.py``.
 """
 
 from __future__ import annotations
@@ -239,22 +240,6 @@ ENTRIES = {
 LOOPS = {"drop-in": of_drop_in, "Lightning": of_lightning, "Trainer": of_trainer}
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
-def test_a_person_with_thirty_rows_moves_a_sum_by_the_clip_norm_at_most(entry, monkeypatch):
-    far = moved(ENTRIES[entry], monkeypatch)
-    assert far <= 1 + 1e-5
-    if entry not in ("Regressor", "tacit train"):  # their models begin with other weights
-        assert far > 0.95
-
-
-def test_a_prompt_is_tuned_on_people(monkeypatch):
-    assert 0.95 < 100 * moved(of_prompt, monkeypatch) <= 1 + 1e-4
-
-
-def test_a_search_trains_on_people(monkeypatch):
-    assert moved(lambda *data: of_search(*data, monkeypatch), monkeypatch) <= 1 + 1e-5
-
-
 def jointly(person):
     """Chats that people own together: the thirty of one are with others, and say something extreme or nothing."""
     x, y, ids = people(True)
@@ -268,10 +253,7 @@ def of_rows(x, y, ids, rows=4, **more):
     return of_training(x, y, ids, rows=rows, **{"draw": "rows", "batch_size": count, "noise_multiplier": 8.0, **more})
 
 
-def test_rows_that_are_drawn_move_a_sum_by_the_cap_of_clip_norms_at_most(monkeypatch):
-    assert 3.9 < moved(of_rows, monkeypatch) <= 4 * (1 + 1e-5)
-    assert 3.9 < moved(of_rows, monkeypatch, jointly) <= 4 * (1 + 1e-5)
-    # a wrong version: nothing is left out
+def test_rows_that_are_drawn_and_not_left_out_are_seen(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(KeptRows, "rows", lambda self, key: np.arange(len(self.starts) - 1))
         patch.setattr(KeptRows, "__len__", lambda self: len(self.starts) - 1)

@@ -252,7 +252,7 @@ class AdditiveClassifier(AdditiveModel, PrivateClassifier):
             according to it. Not a bound: a wrong guess costs accuracy, never privacy.
         max_weight: The largest sample weight, a public number to which weights are clipped. Required with
             ``sample_weight``.
-        max_rows: How many rows of one unit take part, the first ones in the table. Required with ``groups``; the noise
+        max_rows: How many rows of one unit take part, drawn at random from more. Required with ``groups``; the noise
             grows with it.
         unit: Name of the unit. None means ``"record"``, or ``"person"`` with ``groups``; another name needs ``groups``.
             A schema brings its own.
@@ -353,7 +353,7 @@ class AdditiveRegressor(RegressorMixin, AdditiveModel):  # type: ignore[misc]
             according to it. Not a bound: a wrong guess costs accuracy, never privacy.
         max_weight: The largest sample weight, a public number to which weights are clipped. Required with
             ``sample_weight``.
-        max_rows: How many rows of one unit take part, the first ones in the table. Required with ``groups``; the noise
+        max_rows: How many rows of one unit take part, drawn at random from more. Required with ``groups``; the noise
             grows with it.
         unit: Name of the unit. None means ``"record"``, or ``"person"`` with ``groups``; another name needs ``groups``.
             A schema brings its own.

@@ -157,8 +157,14 @@ class PrivateEstimator(surroundings.RefusesSearch, BaseEstimator):  # type: igno
         return unit_of(self.unit, owned=grouped, ids="Give their ids, and max_rows=: fit(X, y, groups=ids)")
 
     def _rows_taken_for(self, unit: str, *, grouped: bool) -> tuple[str, ...]:
-        """A schema that names a unit but no column of ids says that each row is a different unit: note it."""
-        return () if grouped or unit == "record" else (f"each row counts as a different {unit}",)
+        """Whose the rows are, and how many of one unit count.
+
+        A schema that names a unit but no column of ids says that each row is a different unit.
+        """
+        if grouped:
+            rows = "1 row takes" if self.max_rows == 1 else f"{self.max_rows:,} rows take"
+            return (f"ids say whose each row is: of one {unit} at most {rows} part, drawn at random from more",)
+        return () if unit == "record" else (f"each row counts as a different {unit}",)
 
     def _from_schema(self, X: Any, y: Any, groups: Any) -> tuple[Floats, Any, Features, Any]:
         schema: Schema = self.bounds

@@ -255,7 +255,7 @@ class LogisticRegression(LinearClassifier):
             numbers. None refuses missing values. With a schema, declare ``fill`` there.
         max_weight: The largest sample weight, a public number to which weights are clipped. Required with
             ``sample_weight``.
-        max_rows: How many rows of one unit take part, the first ones in the table. Required with ``groups``; the noise
+        max_rows: How many rows of one unit take part, drawn at random from more. Required with ``groups``; the noise
             grows with it.
         unit: Name of the unit. None means ``"record"``, or ``"person"`` with ``groups``; another name needs ``groups``.
             A schema brings its own.

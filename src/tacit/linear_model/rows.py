@@ -1,7 +1,7 @@
 """Which rows take part in a fit, and what may one person contribute? Features, target, weights and groups as arrays.
 
-Everything here is done row by row with public constants, except which rows of a person are kept, which depends on that
-person's rows alone; so sensitivities stated for rows hold for what comes out.
+Everything here is done row by row with public constants, except which rows of a person are kept: a secret key draws
+them for each person by itself, whatever the rows say. So sensitivities stated for rows hold for what comes out.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tacit.accounting.base import is_number, owner_numbers
 from tacit.linear_model.bounds import Features
 from tacit.linear_model.moments import to_grid
 from tacit.linear_model.sensitivity import Shape
+from tacit.noise import Key, uniform
 
 Floats = npt.NDArray[np.float64]
 
@@ -72,7 +73,7 @@ def make_rows(
     """Put the constant first, scale by weights, and keep ``max_rows`` rows of each person.
 
     Weights are clipped to [0, ``max_weight``] and divided by it: a row with the largest weight counts as one row
-    without weights. Of each person the first ``max_rows`` rows of the table are kept.
+    without weights. Of each person ``max_rows`` rows are kept, drawn at random.
     """
     x, y, root = taking_part(x, y, weights=weights, max_weight=max_weight, groups=groups, max_rows=max_rows)
     if intercept:
@@ -91,18 +92,21 @@ def taking_part(
     """The rows that :func:`make_rows` keeps, as they are, and the square roots of their weights."""
     root = None if weights is None else np.sqrt(check_weights(weights, len(x), max_weight))
     if groups is not None:
-        kept = first_rows(groups, len(x), max_rows)
+        kept = kept_rows(groups, len(x), max_rows)
         return x[kept], y[kept], None if root is None else root[kept]
     if max_rows is not None:
         raise ValueError("max_rows= limits the rows of one person: give their ids too, fit(X, y, groups=ids)")
     return x, y, root
 
 
-def first_rows(groups: Any, count: int, max_rows: int | None) -> npt.NDArray[np.intp]:
-    """Positions of the first ``max_rows`` rows of every person, in the order of the table.
+def kept_rows(groups: Any, count: int, max_rows: int | None) -> npt.NDArray[np.intp]:
+    """Positions of at most ``max_rows`` rows of every person, drawn by a new secret key, in the order of the table.
 
-    >>> first_rows(["a", "b", "a", "a", "b"], 5, 2).tolist()
-    [0, 1, 2, 4]
+    Guarantee: the draw for one person is independent of all others and of what the rows say. So two tables that differ
+    in one person keep alike of all others.
+
+    >>> len(kept_rows(["a", "b", "a", "a", "b"], 5, 2))
+    4
     """
     if isinstance(max_rows, bool) or not isinstance(max_rows, (int, np.integer)) or max_rows < 1:
         raise ValueError(
@@ -110,7 +114,7 @@ def first_rows(groups: Any, count: int, max_rows: int | None) -> npt.NDArray[np.
             f"maximum is private. max_rows must be a positive whole number, not {max_rows!r}"
         )
     codes = owner_numbers(groups, count)
-    order = np.argsort(codes, kind="stable")
+    order = np.lexsort((uniform(Key.generate(), 0, count), codes))
     sorted_codes = codes[order]
     starts = np.r_[0, np.flatnonzero(np.diff(sorted_codes)) + 1] if count else np.zeros(0, dtype=np.intp)
     place = np.arange(count) - np.repeat(starts, np.diff(np.r_[starts, count]))

@@ -338,7 +338,8 @@ def _capped(training: Training) -> tuple[str, ...]:
     if owners is None:
         return ()
     several = bool(getattr(owners, "several", False))
-    return (words.cap(plan.unit, plan.records_per_unit, plan.kept, several=several),)
+    arriving = training.records.arriving
+    return (words.cap(plan.unit, plan.records_per_unit, plan.kept, several=several, arriving=arriving),)
 
 
 def describe_fit(fitted: PrivateEstimator, name: str, **rest: Any) -> Run:

@@ -235,13 +235,18 @@ def _one(part: acc.Mechanism) -> str:
     return f"{named} ({said})" if said else named
 
 
-def cap(unit: str, rows: int, kept: int = 1, *, several: bool = False) -> str:
+def cap(unit: str, rows: int, kept: int = 1, *, several: bool = False, arriving: bool = False) -> str:
     """What a step takes of a unit with many rows, or with ``kept`` the run, as the card says it.
 
     >>> print(cap("patient", 1))
     Ids say whose each row is. A step takes at most 1 row of one patient: of more, 1 is drawn at random in each step.
     """
     most = f"At most {kept:,} rows of one {unit} are in the run: "
+    if arriving:
+        return (
+            f"Rows come one after the other, and of each {unit} the first counts alone. Who owns which row is public, "
+            f"and neighbours differ in what the rows of one {unit} say."
+        )
     if several:
         return (
             "A row may have several owners. Who owns what is public, and neighbours differ in what the rows of one "

@@ -193,7 +193,7 @@ def every_row() -> Iterator[None]:
     """max_rows is a word: all rows are summed, with noise for that many."""
     from tacit.linear_model import rows
 
-    with replaced(rows, "first_rows", lambda groups, count, max_rows: np.arange(count)):
+    with replaced(rows, "kept_rows", lambda groups, count, max_rows: np.arange(count)):
         yield
 
 

@@ -283,6 +283,8 @@ class AuditedTraining(Training):
             everyone = np.concatenate([known, known.max() + 1 + np.arange(self.canaries.count)])
             settings = dataclasses.replace(settings, sampling=dataclasses.replace(settings.sampling, groups=everyone))
         real = data.records if isinstance(data, Table) else records(data, first.dtype)
+        if real.arriving:
+            raise ValueError("a run with canaries looks at rows again, and those of a stream come once")
         self._real = len(real)
         self._found = np.zeros(self.canaries.count)
         self._present: npt.NDArray[np.int64] = np.zeros(0, np.int64)

@@ -48,6 +48,8 @@ class Records:
 
     #: whether rows are read from disk when they are asked for (:mod:`tacit.sgd.training.stored`)
     stored = False
+    #: whether rows come one after the other, and no row twice (:mod:`tacit.sgd.training.arriving`)
+    arriving = False
 
     def __init__(self, tree: Any = None, items: Any = None, scan: bool = True) -> None:
         self.tree, self.items, self.scan = tree, items, scan
@@ -66,6 +68,14 @@ class Records:
 
     def __len__(self) -> int:
         return self.rows
+
+    @property
+    def named_by(self) -> Any:
+        """What a map-style data set is recognised by in a later process, beside its fingerprint."""
+        return type(self.items)
+
+    def begin(self, rows: Numbers) -> None:
+        """A step's batch of these rows follows."""
 
     def take(self, index: Numbers | Tensor) -> Any:
         """The rows of these numbers, as a tree of tensors. With numbers in pinned memory no GPU is waited for."""
@@ -325,6 +335,7 @@ def table(
     features: Sequence[str] | None = None,
     exclude: Sequence[str] = (),
     index: str | os.PathLike[str] | None = None,
+    size: int | None = None,
 ) -> Table:
     """Read ``(features, target)`` records from a Parquet file or a polars frame; from disk, if they exceed the memory.
 
@@ -339,11 +350,14 @@ def table(
             by file, and a copy that was interrupted goes on. It holds the rows as they are, and is as private as they
             are. A feature may then also be one column of lists of one length, such as tokens. Default: none, all rows
             in memory.
+        size: The public number of rows of an iterator that is trained on while they arrive: each row takes part once,
+            as it comes, and none is kept (``sampler="chunks"``, ``epochs=1``). Default: the rows are there.
 
     Returns:
         The records, with their column names, for :class:`Training`.
 
     Raises:
+        TypeError: If the source is an iterator, and neither ``index`` nor ``size`` is given.
         ValueError: If a column does not exist, does not hold numbers, or has missing values, or if the index was made
             of other files or columns.
 
@@ -353,10 +367,8 @@ def table(
         >>> table(frame, target="ill", exclude=["id"]).features
         ('age',)
     """
-    if index is not None:
-        from tacit.sgd.training.stored import stored
-
-        return stored(source, target=target, index=index, features=features, exclude=exclude)
+    if index is not None or size is not None or isinstance(source, Iterator):
+        return _not_in_memory(source, index, size, target=target, features=features, exclude=exclude)
     polars = optional("polars", "reading a table")
     frame = source if hasattr(source, "get_columns") else polars.read_parquet(os.fspath(source))
     if target not in frame.columns:
@@ -379,6 +391,23 @@ def table(
     whole = frame[target].dtype.is_integer() or frame[target].dtype == polars.Boolean
     labels = torch.from_numpy(y.astype(np.int64 if whole else np.float32))
     return Table(Records(tree=(x, labels)), names, frame)
+
+
+def _not_in_memory(source: Any, index: str | os.PathLike[str] | None, size: int | None, **columns: Any) -> Table:
+    """A table whose rows are on disk, or come one after the other."""
+    from tacit.sgd.training.arriving import arriving
+    from tacit.sgd.training.stored import stored
+
+    if index is not None and size is not None:
+        raise ValueError("index= copies a stream and size= trains on it while it arrives: give one of the two")
+    if size is not None:
+        return arriving(source, size, **columns)
+    if index is None:
+        raise TypeError(
+            "an iterator of frames is copied with index=, a folder, or trained on while it arrives with size=, the "
+            "public number of its rows"
+        )
+    return stored(source, index=index, **columns)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -482,8 +511,8 @@ class Batch:
         return self._places <= physical
 
     def begin(self, physical: int) -> None:
-        """Do what needs no GPU: number the rows, and gather a piece of tensors that is sent there whole. Any thread may
-        do this."""
+        """Do what needs no GPU: number the rows, gather a piece of tensors that is sent there whole, read from disk.
+        Any thread may do this."""
         found: list[Any] = [self._padded(start, physical) for start in range(0, self._places, physical)]
         if self._source.tree is not None and self._device.type == "cuda":
             # From pinned memory a GPU fetches it by itself, behind what it has to do before.
@@ -492,6 +521,8 @@ class Batch:
             else:
                 found = [_pinned(torch.from_numpy(numbers)) for numbers in found]
         self._pieces = {physical: found}
+        if self._source.stored:
+            self.prepare(physical)
 
     def _is_sent_whole(self, physical: int) -> bool:
         """Whether the records are on the host, and go to a GPU in one piece."""

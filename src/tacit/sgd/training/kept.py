@@ -18,8 +18,9 @@ from tacit.accounting.base import owner_numbers
 from tacit.ledger import OperatorView
 from tacit.noise.keys import Key
 from tacit.noise.sampling import uniform
+from tacit.sgd.training.arriving import ArrivingRecords, FirstRows, people_of
 from tacit.sgd.training.config import Sampling
-from tacit.sgd.training.data import Units, ids_of
+from tacit.sgd.training.data import Records, Units, ids_of
 
 Numbers = npt.NDArray[np.int64]
 
@@ -111,11 +112,13 @@ def lists_owners(ids: Any) -> bool:
     return isinstance(first, list | tuple | set | frozenset) or (isinstance(first, np.ndarray) and first.ndim == 1)
 
 
-def members_of(sampling: Sampling, data: Any, rows: int) -> Units | KeptRows | None:
+def members_of(sampling: Sampling, data: Any, records: Records) -> Units | KeptRows | FirstRows | None:
     """Who is drawn, and with which rows; None where every record is a unit, because all ids differ too."""
+    if isinstance(records, ArrivingRecords):
+        return people_of(sampling, records)
     if sampling.groups is None:
         return None
-    ids = ids_of(sampling.groups, data)
+    ids, rows = ids_of(sampling.groups, data), len(records)
     if sampling.draw == "rows":
         return KeptRows.of(ids, rows, sampling.max_rows)
     if lists_owners(ids):
@@ -127,14 +130,14 @@ def members_of(sampling: Sampling, data: Any, rows: int) -> Units | KeptRows | N
     return found if len(found) < rows else None
 
 
-def neighbours(members: Units | KeptRows | None, asked: str | None, usual: str) -> str:
+def neighbours(members: Units | KeptRows | FirstRows | None, asked: str | None, usual: str) -> str:
     """The adjacency of a run: what was asked for, or what its sampler and owners allow."""
-    if not (isinstance(members, KeptRows) and members.several):
+    if members is None or isinstance(members, Units) or not members.several:
         return asked or usual
     if asked not in (None, "zero-out"):
         raise ValueError(
-            f"rows have several owners, so who owns what is public and neighbours differ in what one person's rows "
-            f"say: adjacency='zero-out', not {asked!r}"
+            "rows have several owners, or come as a stream, so who owns what is public and neighbours differ in what "
+            f"one person's rows say: adjacency='zero-out', not {asked!r}"
         )
     return "zero-out"
 

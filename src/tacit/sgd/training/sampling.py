@@ -26,6 +26,8 @@ Indices = npt.NDArray[np.int64]
 
 #: Units whose words are held at a time: what a draw holds in memory does not grow with the number of units.
 AT_ONCE = 1 << 20
+#: The last sweeps of balls in bins, which are as secret as their key. A sampler is public and holds none.
+_SWEPT: dict[tuple[Any, ...], list[Indices]] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -325,13 +327,31 @@ class RandomBins(_EachPass):
     exact: ClassVar[bool] = False
 
     def draw(self, key: Key, step: int, units: int) -> Indices:
-        bins = self.steps_per_epoch
-        number, place = divmod(step, bins)
-        found = [
-            start + np.flatnonzero(bins_of(key, number, n, bins, offset=start) == place)
-            for start, n, _ in _pieces(units)
-        ]
-        return np.concatenate(found).astype(np.int64)
+        # To ask every unit for its bin takes long, so it is done for many steps at once: as many as AT_ONCE units.
+        number, place = divmod(step, self.steps_per_epoch)
+        together = max(1, AT_ONCE // self.batch_size)
+        first = place - place % together
+        asked = (key.fingerprint(), self.size, self.batch_size, units, number, first)
+        found = _SWEPT.get(asked)
+        if found is None:
+            found = self._sweep(key, number, units, first, min(first + together, self.steps_per_epoch))
+            if len(_SWEPT) > 1:
+                _SWEPT.clear()
+            _SWEPT[asked] = found
+        return found[place - first].copy()
+
+    def _sweep(self, key: Key, number: int, units: int, first: int, last: int) -> list[Indices]:
+        """The units of each bin from ``first`` to before ``last`` in a pass."""
+        where, bins = [], []
+        for start, n, _ in _pieces(units):
+            drawn = bins_of(key, number, n, self.steps_per_epoch, offset=start)
+            at = np.flatnonzero((drawn >= np.uint64(first)) & (drawn < np.uint64(last)))
+            where.append(start + at)
+            bins.append(drawn[at])
+        found, places = np.concatenate(where).astype(np.int64), np.concatenate(bins)
+        order = np.argsort(places, kind="stable")
+        ends = np.searchsorted(places[order], np.arange(first + 1, last, dtype=np.uint64))
+        return np.split(found[order], ends)
 
     @property
     def divisor(self) -> float:

@@ -61,7 +61,7 @@ class StoredRecords(Records):
         super().__init__(items=range(made["rows"]), scan=False)
         self.items = None  # nothing reads rows one by one
         self.path, self._made = folder / ROWS, made
-        self.layout = _layout(made["x"], made["width"], made["y"])
+        self.layout = layout_of(made["x"], made["width"], made["y"])
         if self.path.stat().st_size != self.rows * self.layout.itemsize:
             raise ValueError(f"{self.path} is not as long as its {INDEX} says: remove the folder and make it again")
 
@@ -219,7 +219,7 @@ def _frames(file: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
 # -- making the index ----
 
 
-def _layout(x: str, width: list[int], y: str) -> np.dtype[Any]:
+def layout_of(x: str, width: list[int], y: str) -> np.dtype[Any]:
     return np.dtype([("x", x, tuple(width)), ("y", y)])
 
 
@@ -262,15 +262,15 @@ def _copy(frames: Iterable[Any], folder: Path, made: dict[str, Any], advance: Ca
     labels, rows = None if made["labels"] is None else set(made["labels"]), made["rows"]
     with open(folder / ROWS, "ab", opener=_for_the_owner) as file:
         if made["x"] is not None:
-            file.truncate(rows * _layout(made["x"], made["width"], made["y"]).itemsize)  # of a copy that broke off
+            file.truncate(rows * layout_of(made["x"], made["width"], made["y"]).itemsize)  # of a copy that broke off
         else:
             file.truncate(0)
         for frame in frames:
             if frame.height == 0:
                 continue
             if made["x"] is None:
-                made |= _shape(frame, made["asked"])
-            found = _encoded(frame, made)
+                made |= shape_of(frame, made["asked"])
+            found = encoded(frame, made)
             data = found.tobytes()
             file.write(data)
             digest.update(data)
@@ -286,7 +286,7 @@ def _copy(frames: Iterable[Any], folder: Path, made: dict[str, Any], advance: Ca
     _write(folder, made)
 
 
-def _shape(frame: Any, asked: dict[str, Any]) -> dict[str, Any]:
+def shape_of(frame: Any, asked: dict[str, Any]) -> dict[str, Any]:
     """How a row is laid out, from the types of the first rows: numbers side by side, or one list of numbers."""
     polars = optional("polars", "reading a table")
     target, exclude = asked["target"], asked["exclude"]
@@ -315,10 +315,10 @@ def _shape(frame: Any, asked: dict[str, Any]) -> dict[str, Any]:
     return {"names": names, "x": x, "width": [0 if first is None else len(first)], "y": y}
 
 
-def _encoded(frame: Any, made: dict[str, Any]) -> npt.NDArray[Any]:
+def encoded(frame: Any, made: dict[str, Any]) -> npt.NDArray[Any]:
     """The rows as the index holds them. Its errors are for the operator."""
     polars = optional("polars", "reading a table")
-    layout = _layout(made["x"], made["width"], made["y"])
+    layout = layout_of(made["x"], made["width"], made["y"])
     found = np.empty(frame.height, layout)
     target = made["asked"]["target"]
     for name in (*made["names"], target):
@@ -375,4 +375,4 @@ def _bar(folder: Path, total: int | None, done: int) -> Iterator[Callable[[int],
         yield lambda rows: bar.advance(task, rows)
 
 
-__all__ = ["StoredRecords", "stored"]
+__all__ = ["StoredRecords", "encoded", "layout_of", "shape_of", "stored"]

@@ -179,7 +179,7 @@ class Training(Resumable):
         validation.check_labels(self.model, self.loss, self.records, self.device)
         if self.shards is not None:
             self.shards.rest()
-        self.units = members_of(self.settings.sampling, data, len(self.records))
+        self.units = members_of(self.settings.sampling, data, self.records)
 
     def _planned(self) -> Plan:
         """The plan, of which everything is public; and the state of a run that has not begun."""
@@ -239,7 +239,7 @@ class Training(Resumable):
             self._configuration["the augmentation"] = [getattr(augment, "__qualname__", type(augment).__name__), views]
             told["the augmentation"] = (augment, views)
         if self.records.items is not None:
-            told["the data set"] = type(self.records.items)
+            told["the data set"] = self.records.named_by
         self._parts = {}
         if self.checkpoint is not None:
             self._parts = identity.parts_of(model, loss, optimizer, scheduler, **told)
@@ -459,14 +459,13 @@ class Training(Resumable):
         weights = None
         if self.units is not None:
             rows, weights = self.units.choose(rows, self.plan.records_per_unit, members, step)
+        self.records.begin(rows)
         # Ranks that gather parameters from one another run equally often; what they lack is filled up and masked.
         places = -(-len(rows) // self.ranks.data_ranks) if self.shards is not None else 0
         share = self.ranks.share
         own = None if weights is None else share(weights)
         batch = Batch(step, share(rows), own, self.records, self.device, places, rows[:1])
         batch.begin(self.physical_batch)
-        if self.records.stored:
-            batch.prepare(self.physical_batch)
         return batch
 
     def clip_at(self, step: int) -> Clipping:
