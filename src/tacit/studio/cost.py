@@ -160,7 +160,8 @@ def price(values: Mapping[str, Any]) -> dict[str, Any]:
     bound = priced(plan, _width(values.get("rough")))
     shown = number(rounded(bound.upper))
     text = (
-        f'<div class="epsilon">ε = <output id="epsilon" data-price="{bound.upper:.3g}">{shown}</output><small>at δ = {number(plan.delta)}</small>'
+        f'<div class="epsilon">ε = <output data-price="{bound.upper:.3g}" id="epsilon">{shown}</output>'
+        f"<small>at δ = {number(plan.delta)}</small>"
         f"<small>{html.escape(bound.terms)}</small></div>"
         f'<div class="said"><p class="quote">{html.escape(words.claim(bound))}</p>'
         f"<p>Certified: ε is at least <b>{number(rounded(bound.lower, 6, up=False))}</b> and at most "
