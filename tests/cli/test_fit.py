@@ -47,8 +47,8 @@ def clinic(tmp_path, monkeypatch):
 
 
 def test_every_question_of_an_officer_can_be_answered_by_an_option(clinic):
-    words = ("--purpose", "who comes back", "--trust-model", "central", "--release", "the model", "--contact", "a@b.org",
-             "--tuning", "none", "--epsilon", 1, "--delta", 1e-6, "--schema", "clinic.toml")  # fmt: skip
+    words = ("--purpose", "who comes back", "--trust-model", "central", "--release", "the model", "--tuning", "none",
+             "--contact", "a@b.org", "--epsilon", 1, "--delta", 1e-6, "--schema", "clinic.toml")  # fmt: skip
     steps = ("--steps", 1, "--batch", 10, "--model", "linear", "--quiet")
     for command, more in (("fit", ()), ("train", steps)):
         run(command, "clinic.csv", *words, *more, "--name", f"{command}-open")
