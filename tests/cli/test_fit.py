@@ -46,6 +46,23 @@ def clinic(tmp_path, monkeypatch):
     return tmp_path
 
 
+def test_every_question_of_an_officer_can_be_answered_by_an_option(clinic):
+    words = ("--purpose", "who comes back", "--trust-model", "central", "--release", "the model", "--tuning", "none",
+             "--contact", "a@b.org", "--epsilon", 1, "--delta", 1e-6, "--schema", "clinic.toml")  # fmt: skip
+    steps = ("--steps", 1, "--batch", 10, "--model", "linear", "--quiet")
+    for command, more in (("fit", ()), ("train", steps)):
+        run(command, "clinic.csv", *words, *more, "--name", f"{command}-open")
+        run(command, "clinic.csv", *words, *more, "--uncovered", "nothing", "--name", f"{command}-none")
+        run(command, "clinic.csv", *words, *more, "--uncovered", "a map", "--uncovered", "a list", "--name", command)
+        marked = {
+            name: (clinic / "runs" / f"{command}{name}" / "report.html").read_text() for name in ("-open", "-none", "")
+        }
+        assert marked["-open"].count("to be answered before anybody signs") == 1
+        assert "to be answered" not in marked["-none"] + marked[""]
+        assert "Nothing, as stated by the user." in marked["-none"]
+        assert read_card(clinic / "runs" / command / "privacy.json")["accesses"]["uncovered"] == ["a map", "a list"]
+
+
 def run(*arguments, code=0):
     result = CliRunner().invoke(build(), [*map(str, arguments)])
     assert result.exit_code == code, result.output

@@ -120,6 +120,25 @@ def test_what_is_assumed_of_a_sampler_is_said_only_where_one_ran(page):
     assert "the sampler that ran" in make_page(make_card(run(Ledger())))
 
 
+def test_what_is_assumed_of_the_noise_is_what_drew_it(card):
+    trained = make_card(run(Ledger()))
+    for one, said, other in ((card, "operating system", "its key"), (trained, "its key", "operating system")):
+        assumed = " ".join(one["accountant"]["assumptions"])
+        assert said in assumed
+        assert other not in assumed
+
+
+def test_that_nothing_else_was_released_is_stated_in_a_word_and_hides_no_note_of_the_fit(fit):
+    assert Run("a", acc.Laplace(1.0), delta=0.0, uncovered=("nothing",)).uncovered == ()
+    assert Run("a", acc.Laplace(1.0), delta=0.0).uncovered is None
+    loose = LinearRegression(1.0, 1e-6, bounds=(0, 1), target_bounds=(0, 1))
+    loose.fit(np.linspace(0, 1, 500)[:, None], np.linspace(0, 1, 500))
+    loose.privacy_.details["assumptions"] = ("NOT covered: the bounds",)
+    for stated, told in ((("nothing",), ()), (("a map",), ("a map",)), (None, ())):
+        given = {} if stated is None else {"uncovered": stated}
+        assert describe_fit(loose, "a", **given).uncovered == ("NOT covered: the bounds", *told)
+
+
 def test_how_much_epsilon_is_follows_from_the_certified_profile(card, page):
     best = acc.delta(acc.from_dict(card["mechanism"]["description"]), 0.0).upper
     shown = float(re.search(r'<b><span data-from="guarantee.profile">([\d.]+)%', page)[1]) / 100
@@ -262,9 +281,22 @@ def test_a_list_is_translated_member_by_member():
                          "Wahrscheinlichkeit von höchstens 1e-9")  # fmt: skip
     both = "replace one person: ε ≤ 1.8; zero out one person: ε ≤ 0.9"
     assert (
-        say(both, "de")
-        == "ein Mensch durch einen anderen ersetzt: ε ≤ 1.8; ein Mensch durch einen leeren ersetzt: ε ≤ 0.9"
+        say(both, "de") == "eine Einheit (Person) durch eine andere ersetzt: ε ≤ 1.8; "
+        "der Beitrag einer Einheit (Person) durch einen leeren ersetzt: ε ≤ 0.9"
     )
+
+
+@pytest.mark.parametrize("adjacency", ["add-remove", "zero-out", "replace-one"])
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("delta", [0.0, 1e-6])
+def test_every_claim_and_its_terms_are_said_in_german(adjacency, group, delta):
+    bound = acc.epsilon(acc.Laplace(3.0, unit="person"), delta, adjacency=adjacency, group=group)
+    for counted in (False, True)[: 1 + (adjacency != "add-remove")]:
+        said = say(words.claim(bound, counted=counted), "de")
+        assert "Wahrscheinlichkeit" in said
+        assert "Person" in said
+        assert " the " not in said
+    assert "Person" in say(bound.terms, "de")
 
 
 def test_german_numbers():

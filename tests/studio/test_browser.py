@@ -16,7 +16,7 @@ from tools.webdriver import Browser, programs
 import tacit
 from tacit import accounting as acc
 from tacit.ledger import Ledger
-from tacit.report import Run, make_card, write_page
+from tacit.report import Run, make_card, write_card, write_page
 from tacit.schema import Boolean, Numeric, Schema, Unit
 from tacit.studio.shell import onward
 
@@ -101,6 +101,56 @@ def test_a_planned_run_that_does_not_fit_is_refused_on_the_page(browser, base):
     assert HOSTILE in browser.text()
     assert browser.run("return document.images.length") == 0
     assert "owned" not in browser.run("return document.title")
+
+
+def test_what_was_chosen_comes_back_from_the_address_of_every_form(browser, base, home):
+    type_in = """const [name, at, value] = arguments, field = document.querySelectorAll(`[name="${name}"]`)[at];
+        field.value = value; field.dispatchEvent(new Event('input', {bubbles: true}));"""
+    browser.open(f"{base}/schema")
+    browser.run("document.querySelector('[data-add]').click()")
+    typed = (("name[]", 0, "age"), ("lower[]", 0, "18"), ("upper[]", 0, "95"), ("name[]", 1, HOSTILE),
+             ("kind[]", 1, "boolean"), ("target[]", 1, "yes"), ("ids", 0, "pid"), ("max_rows", 0, "3"))  # fmt: skip
+    for name, at, value in typed:
+        browser.run(type_in, name, at, value)
+    browser.wait("return document.querySelector('.answer').innerText.includes('--max-rows 3')")
+    browser.wait("return location.hash.includes('max_rows=3')")
+    told, address = browser.run("return [document.querySelector('.answer').innerText, location.href]")
+    browser.open(f"{base}/cost")
+    browser.open(address)
+    browser.settled()
+    assert browser.run("return document.querySelector('.answer').innerText") == told
+    for name, at, value in typed:
+        assert (
+            browser.run("return document.querySelectorAll(`[name='${arguments[0]}']`)[arguments[1]].value", name, at)
+            == value
+        )
+    assert browser.run("return document.images.length") == 0
+    browser.run("document.querySelector('[data-lang=de]').click()")
+    browser.wait("return document.documentElement.lang === 'de' && document.querySelectorAll('fieldset').length === 2")
+    card = make_card(Run("done", acc.Laplace(5.0), delta=1e-6))
+    for name in ("first", "second"):
+        (home / "runs" / name).mkdir(parents=True)
+        write_card(card, home / "runs" / name / "privacy.json")
+    browser.open(f"{base}/runs?lang=de#compare[]=first&compare[]=second")
+    browser.wait("return document.querySelector('table.compare') !== null")
+    assert browser.run("return document.querySelectorAll('input:checked').length") == 2
+
+
+def test_what_is_wrong_is_said_once_and_its_field_is_marked(browser, base):
+    browser.open(f"{base}/cost?lang=de&noise=zwei")
+    browser.settled()
+    alerts = "return [...document.querySelectorAll('[role=alert]')].map(x => x.innerText)"
+    browser.wait("return document.querySelectorAll('[role=alert]').length === 1")
+    assert browser.run(alerts) == ["Rauschfaktor: eine Zahl, nicht 'zwei'"]
+    assert browser.run("return document.getElementById('noise').getAttribute('aria-invalid')") == "true"
+    browser.run(
+        "const f = document.getElementById('noise'); f.value = '2,5';"
+        "f.dispatchEvent(new Event('input', {bubbles: true}))"
+    )
+    browser.wait("return document.getElementById('epsilon') !== null")
+    browser.settled()
+    assert browser.run(alerts) == []
+    assert browser.run("return document.getElementById('noise').getAttribute('aria-invalid')") is None
 
 
 def test_a_run_is_watched_live_to_its_report(browser, base, home):

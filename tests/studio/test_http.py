@@ -20,7 +20,7 @@ from tacit.ledger.tokens import Tokens
 from tacit.report import Run, make_card, write_card
 from tacit.report.texts import say
 from tacit.schema import Schema
-from tacit.studio import Studio, make_app, shell
+from tacit.studio import Studio, make_app, shell, written
 from tacit.studio.app import POLICY, QUESTIONS, hosts
 from tacit.studio.cost import ROUGH
 from tests.report.test_page import Reader
@@ -288,6 +288,72 @@ def test_a_wrong_field_is_named(web, values, words):
     assert told["status"] == 422
     assert words in told["error"]
     assert 'role="alert"' in told["html"]
+
+
+@pytest.mark.parametrize("page", ["cost", "expected"])
+def test_what_is_wrong_is_said_in_the_language_of_the_page_and_names_the_field(web, page):
+    wrong = (
+        [
+            ("noise", "x"),
+            ("noise", "1000"),
+            ("batch", "2.5"),
+            ("batch", "70000"),
+            ("sampler", "none"),
+            ("unit", "x" * 61),
+        ]
+        if page == "cost"
+        else [("rows", "x"), ("delta", "1"), ("epsilon", "0")]
+    )
+    for name, value in wrong:
+        question = "cost/price" if page == "cost" else "expected/statistics"
+        english, german = (ask(web, question, language, **{name: value}) for language in ("en", "de"))
+        assert english["field"] == german["field"] == name
+        assert english["html"] != german["html"]
+        assert not re.search(r"\b(not|from|at most|number|records|one of)\b", german["html"]), german["html"]
+    form = {f"{part}[]": [""] for part in written.PARTS} | {"unit": "person"}
+    columns = ({"kind[]": ["numeric"]}, {"kind[]": ["categorical"]}, {"kind[]": ["boolean"], "categories[]": ["a"]}, {})
+    for column in columns:
+        told = ask(web, "schema/toml", "de", **(form | {"name[]": ["age"]} | column))
+        assert told["status"] == 422
+        assert "Spalte 'age'" in told["html"] or "Spalte &#x27;age&#x27;" in told["html"]
+
+
+@pytest.mark.parametrize(
+    ("language", "typed", "meant"), [("de", "1,5", "1.5"), ("en", "60,000", "60000"), ("de", "60\u202f000", "60000")]
+)
+def test_numbers_are_read_as_the_language_of_the_page_writes_them(web, language, typed, meant):
+    field = "noise" if meant == "1.5" else "records"
+    assert (
+        ask(web, "cost/price", language, **{field: typed})["epsilon"]
+        == ask(web, "cost/price", "en", **{field: meant})["epsilon"]
+    )
+    assert "Noise multiplier: a number" in ask(web, "cost/price", "en", noise="1,5")["error"]
+
+
+def test_an_epsilon_of_ones_own_has_a_column(web):
+    told = ask(web, "expected/statistics", epsilon="0.5")
+    heads = re.findall(r"ε = ([\d.]+)", told["html"])
+    assert heads == ["0.1", "0.3", "0.5", "1", "3", "10"]
+    assert told["noise"]["age"] == sorted(told["noise"]["age"], reverse=True)
+    assert ask(web, "expected/statistics", epsilon="3")["html"].count("ε = ") == 5
+
+
+def test_a_rough_price_is_as_rough_as_what_is_on_the_screen_is_large(web):
+    large = {"noise": "0.7", "batch": "512", "records": "50000", "epochs": "300"}
+    widths = []
+    for shown in (True, "0.5", "300", "nonsense", "nan", "-1", "inf"):
+        bound = ask(web, "cost/price", **large, rough=shown)["epsilon"]
+        widths.append(bound["upper"] - bound["lower"])
+        assert widths[-1] <= (21 if shown in ("300", "inf") else 0.031)
+        assert bound["lower"] <= ask(web, "cost/price", **large)["epsilon"]["upper"]
+
+
+def test_a_page_keeps_its_language_on_the_way(web, studio):
+    assert 'href="/runs?lang=de"' in web.get("/runs/one?lang=de").text
+    assert 'href="/runs/one?lang=de"' in ask(web, "runs/listed", "de")["html"]
+    assert 'action="/enter?lang=de"' in client(studio, "").get("/cost?lang=de").text
+    entered = client(studio, "").post("/enter?lang=de", data={"token": SECRET}, headers={"Origin": BASE})
+    assert entered.headers["location"] == "/cost?lang=de"
 
 
 def test_the_error_of_a_mean_is_that_of_the_noise_that_keeps_epsilon(web):

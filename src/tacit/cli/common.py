@@ -70,6 +70,13 @@ def again(command: str, progress: Told) -> str:
     return f"tacit {command} --resume {progress.folder}"
 
 
+#: An option of every command that writes a card.
+UNCOVERED = (
+    "For the card: what else was released about these data without being charged; the word nothing if nothing was. May "
+    "be repeated."
+)
+
+
 def option(help_text: str, *names: str) -> Any:
     """An option without a default of its own."""
     return typer.Option(*names, help=help_text, show_default=False)

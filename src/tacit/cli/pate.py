@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tacit.cli.common import EXIT_ERROR, EXIT_USAGE, exits, fail, option
+from tacit.cli.common import EXIT_ERROR, EXIT_USAGE, UNCOVERED, exits, fail, option
 
 EPILOG = """
 Teachers are trained on disjoint people of the private table; public rows are labelled by their noisy votes; a student
@@ -69,6 +69,7 @@ def pate(
     trust_model: Annotated[str | None, option("For the card: who is trusted with the data.")] = None,
     release: Annotated[str | None, option("For the card: what is released, to whom.")] = None,
     contact: Annotated[str | None, option("For the card: whom to ask.")] = None,
+    uncovered: Annotated[list[str] | None, option(UNCOVERED)] = None,
     name: Annotated[str | None, option("The run's name. Default: the data's name and a number.")] = None,
     resume: Annotated[Path | None, option("The folder of a run to continue.")] = None,
     runs: Annotated[Path, typer.Option(help="The folder that holds all runs.")] = Path("runs"),
@@ -79,7 +80,7 @@ def pate(
 ) -> None:
     """Label public rows by teachers' noisy votes, account for them in three ways, and train a student."""
     here = ("name", "resume", "runs", "jobs", "backend", "cpus", "as_json")
-    given = {key: value for key, value in locals().items() if key not in (*here, "here") and value is not None}
+    given = {key: value for key, value in locals().items() if key not in (*here, "here") and value not in (None, [])}
     from tacit.cluster import BACKENDS, Ray
     from tacit.runs.progress import Told
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from tacit.cli.common import EXIT_USAGE, again, exits, fail, option
+from tacit.cli.common import EXIT_USAGE, UNCOVERED, again, exits, fail, option
 
 if TYPE_CHECKING:
     from tacit.runs.progress import Told
@@ -102,6 +102,7 @@ RUN: dict[str, Any] = {
     "trust_model": Annotated[str | None, option("For the card: who is trusted with the data.")],
     "release": Annotated[str | None, option("For the card: what is released, to whom.")],
     "contact": Annotated[str | None, option("For the card: whom to ask.")],
+    "uncovered": Annotated[list[str] | None, option(UNCOVERED)],
     "name": Annotated[str | None, option("The run's name. Default: the data's name and a number.")],
     "resume": Annotated[Path | None, option("The folder of a run to continue.")],
 }
@@ -139,7 +140,9 @@ def _sharing(*groups: dict[str, Any]) -> Callable[[Callable[..., None]], Callabl
 def _given(values: dict[str, Any]) -> dict[str, Any]:
     """What the user said: neither what was left out nor what concerns only this call."""
     every = {**values, **values.pop("given", {})}
-    return {k: v for k, v in every.items() if k not in (*HIDDEN, "given") and v is not None and v is not False}
+    return {
+        k: v for k, v in every.items() if k not in (*HIDDEN, "given") and v is not None and v is not False and v != []
+    }
 
 
 @_sharing(ASKING, RUN)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tacit.cli.common import exits, fail, number, option
+from tacit.cli.common import UNCOVERED, exits, fail, number, option
 
 BANNER = "PRIVATE: exact facts about the rows, for the operator only. The guarantee does not cover them."
 ADVICE = (
@@ -93,6 +93,7 @@ def fit(
     trust_model: Annotated[str, typer.Option(help="For the card: who is trusted with the data.")] = "not stated",
     release: Annotated[str, typer.Option(help="For the card: what is released, to whom.")] = "not stated",
     contact: Annotated[str, typer.Option(help="For the card: whom to ask.")] = "not stated",
+    uncovered: Annotated[list[str] | None, option(UNCOVERED)] = None,
     name: Annotated[str | None, option("The run's name. Default: the data's name and a number.")] = None,
     runs: Annotated[Path, typer.Option(help="The folder that holds all runs.")] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")] = False,
@@ -106,7 +107,9 @@ def fit(
         from tacit.runs.fit import FitRun, FitSettings
         from tacit.runs.folder import RunFolder, carry_out
 
-        settings = FitSettings(**(given | {"without": tuple(without or ())}))
+        settings = FitSettings(
+            **(given | {"without": tuple(without or ()), "uncovered": tuple(uncovered) if uncovered else None})
+        )
         told = carry_out(FitRun(settings), RunFolder(runs, name), progress).told
     if as_json:
         typer.echo(json.dumps(told, indent=2, ensure_ascii=False))

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tacit.cli.common import exits, number, option, show_results
+from tacit.cli.common import UNCOVERED, exits, number, option, show_results
 
 EPILOG = """
 A run has its own folder: config.toml, model.pt, privacy.json and report.html may be published; private/ may not.
@@ -96,6 +96,8 @@ def train(
     purpose: Annotated[str | None, option("What the run is for. This is public.")] = None,
     trust_model: Annotated[str | None, option("For the card: who is trusted with the data.")] = None,
     release: Annotated[str | None, option("For the card: what is released, to whom.")] = None,
+    contact: Annotated[str | None, option("For the card: whom to ask.")] = None,
+    uncovered: Annotated[list[str] | None, option(UNCOVERED)] = None,
     data_dir: Annotated[str | None, option("The folder of the known data sets.")] = None,
     device: Annotated[str | None, option("cpu or cuda.")] = None,
     compile: Annotated[

@@ -197,11 +197,21 @@ def _mechanism(run: Run) -> Release:
     )
 
 
+#: What is assumed of the noise, by what draws it.
+RANDOMNESS = {
+    "ChaCha": "Without its key, the noise cannot be told from true randomness. Nothing else limits the attacker's "
+    "computing.",
+    "operating system": "The operating system's random numbers cannot be told from true ones. Nothing else limits the "
+    "attacker's computing.",
+}
+PLAIN_NOISE = "The noise cannot be told from true randomness. Nothing else limits the attacker's computing."
+
+
 def _accountant(run: Run) -> Release:
     assumptions = [
         "The attacker sees everything that is listed as covered, and knows every other record.",
         *([] if run.sampler.startswith("none") else [DRAWN]),
-        "Without its key, the noise cannot be told from true randomness. Nothing else limits the attacker's computing.",
+        *([text for mark, text in RANDOMNESS.items() if mark in run.generator] or [PLAIN_NOISE]),
         *run.assumed,
     ]
     return _all(

@@ -377,7 +377,7 @@ def _card(card: Release) -> str:
         if isinstance(found, dict | list) and len(text) > LONG:
             text = f"{len(found)} entries; see privacy.json"
         elif isinstance(found, float):
-            text = f"{found:.17g}" if math.isfinite(found) else shown(found)
+            text = repr(found) if math.isfinite(found) else shown(found)
         rows.append(
             [
                 f"<code>{html.escape(path)}</code>",

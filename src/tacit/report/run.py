@@ -148,8 +148,8 @@ class Run:
         basis: Whether the claim is for the plan or for what ran, in words.
         generator: How noise was drawn, in words.
         covered: The accesses to the private data that ε covers.
-        uncovered: What was released beside them without cover. None means that nothing was stated, ``()`` that there
-            is nothing.
+        uncovered: What was released beside them without cover. None means that nothing was stated, ``()`` or the word
+            ``"nothing"`` that there is nothing.
         assumed: What was assumed about the data and not checked.
         tuning: How hyper-parameters were chosen: ``"none"``, ``"charged"``, ``"on public data only"``,
             ``"not charged"`` or ``"not stated"``.
@@ -220,6 +220,8 @@ class Run:
     statement: Statement = Statement()
 
     def __post_init__(self) -> None:
+        if self.uncovered is not None:
+            object.__setattr__(self, "uncovered", tuple(one for one in self.uncovered if one != "nothing"))
         if self.tuning not in TUNING:
             raise ValueError(f"tuning is one of {', '.join(TUNING)}, not {self.tuning!r}")
         if self.records is not None and self.records_public is not True:
@@ -348,7 +350,8 @@ def describe_fit(fitted: PrivateEstimator, name: str, **rest: Any) -> Run:
     Args:
         fitted: The estimator, after ``fit``.
         name: The name of the run.
-        rest: Fields of :class:`Run` that only the user knows. They replace what the estimator says.
+        rest: Fields of :class:`Run` that only the user knows. They replace what the estimator says, and ``uncovered``
+            adds to it.
 
     Returns:
         The run, ready for :func:`make_card`.
@@ -389,6 +392,8 @@ def describe_fit(fitted: PrivateEstimator, name: str, **rest: Any) -> Run:
     }
     if "sampling" in said["method"]:  # DP-SGD; every other method uses all rows
         usual["sampler"] = said["method"].rpartition(", ")[2]
+    if rest.get("uncovered") is not None:
+        rest["uncovered"] = (*uncovered, *rest["uncovered"])
     return Run(name, privacy.mechanism, delta=privacy.delta, **(usual | _charged_to(fitted, said["charge"]) | rest))
 
 

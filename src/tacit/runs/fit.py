@@ -60,6 +60,7 @@ class FitSettings:
     trust_model: str = "not stated"
     release: str = "not stated"
     contact: str = "not stated"
+    uncovered: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if not (isinstance(self.epsilon, float) and 0 < self.epsilon < math.inf):
@@ -178,6 +179,9 @@ def _described(settings: FitSettings, name: str, schema: Schema, fitted: Any) ->
         schema=f"{stated} ({'; '.join(chosen)})".strip() if chosen else stated,
         tuning=settings.tuning,
         statement=Statement(settings.trust_model, settings.release, settings.contact),
+        uncovered=settings.uncovered,
+        public_sources=(),
+        pretrained=(),
     )
 
 

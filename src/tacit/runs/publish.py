@@ -26,10 +26,11 @@ SHOWN = {"card": "privacy.json", "report": "report.html"}
 
 
 def stated(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the user says about a run, for its card: the purpose, where one was given, and the statement."""
+    """What the user says about a run, for its card: purpose and what is not covered, where given, and the statement."""
     words = {key: str(given[key]) for key in ("trust_model", "release", "contact") if given.get(key)}
     purpose = {"purpose": str(given["purpose"])} if given.get("purpose") else {}
-    return purpose | {"statement": Statement(**words)}
+    beside = {"uncovered": tuple(given["uncovered"])} if given.get("uncovered") else {}
+    return purpose | beside | {"statement": Statement(**words)}
 
 
 def save_weights(path: Path, state: Mapping[str, Tensor]) -> bytes:

@@ -25,7 +25,7 @@ from tacit.report import CardError
 from tacit.report.texts import languages, translated
 from tacit.schema import SchemaError
 from tacit.studio import books, cost, expected, folders, shell, written
-from tacit.studio.fields import FieldError, alert
+from tacit.studio.fields import FieldError, alert, kept
 from tacit.studio.state import Studio
 
 #: The largest body of a request, in bytes.
@@ -215,7 +215,7 @@ class _Desk:
         if sent is None or not self.posted_here(request):
             return self.refused("", request, 403)
         given = parse_qs(sent.decode("utf-8", "replace")).get("token", [""])
-        return self._let_in(request, given[0], self._to("/cost"))
+        return self._let_in(request, given[0], self._to(f"/cost{kept({'lang': _language(request)})}"))
 
     def _let_in(self, request: Any, secret: str, answer: Any) -> Any:
         peer = request.client.host if request.client else ""
@@ -247,8 +247,8 @@ class _Desk:
         name, run = request.path_params.get("page", "runs"), request.path_params.get("run")
         if name not in shell.PAGES:
             return self.reply("There is no such page.", "text/plain", 404)
-        values = dict(request.query_params) | ({} if run is None else {"run": run})
         language = _language(request)
+        values = dict(request.query_params) | {"lang": language} | ({} if run is None else {"run": run})
         try:
             return self.reply(await run_in_threadpool(shell.page, self.studio, who, name, values, language))
         except MENDABLE as error:
@@ -280,19 +280,19 @@ class _Desk:
         if ask is None:
             return self.told({"html": "", "error": "there is no such question"}, 404)
         language = _language(request)
-        status, answer = await run_in_threadpool(self._answered, ask, who, sent)
+        status, answer = await run_in_threadpool(self._answered, ask, who, sent, language)
         return self.told(answer | {"html": translated(answer["html"], language)}, status)
 
-    def _answered(self, ask: Question, who: Token, sent: bytes) -> tuple[int, dict[str, Any]]:
+    def _answered(self, ask: Question, who: Token, sent: bytes, language: str) -> tuple[int, dict[str, Any]]:
         try:
             values = json.loads(sent or b"{}")
             if not isinstance(values, dict):
                 raise FieldError("The question cannot be understood.")
-            return 200, ask(self.studio, who, values)
+            return 200, ask(self.studio, who, values | {"lang": language})
         except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
             return 422, {"html": alert("The question cannot be understood."), "error": "not JSON"}
         except MENDABLE as error:
-            return 422, {"html": alert(str(error)), "error": str(error)}
+            return 422, {"html": alert(str(error)), "error": str(error), "field": getattr(error, "field", "")}
 
 
 def _language(request: Any) -> str:

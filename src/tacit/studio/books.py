@@ -95,6 +95,8 @@ def history(studio: Studio, who: Token, values: Mapping[str, Any]) -> dict[str, 
         for one in records
     ]
     heads = [("time", "w"), ("purpose", ""), ("mechanism", ""), ("ε", "n"), ("δ", "n"), ("state", ""), ("by", "")]
+    if not any(one.by for one in records):  # a ledger without a service knows no names
+        heads, rows = heads[:-1], [row[:-1] for row in rows]
     head = f"<p>Head of the chain: <code>{html.escape(ledger.head(dataset))}</code></p>"
     return {"html": (table(heads, rows) if rows else "<p>Nothing was charged yet.</p>") + head}
 

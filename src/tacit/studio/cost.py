@@ -37,8 +37,20 @@ FIELDS = (
 MOST_STEPS = 20_000_000
 #: Step counts in the drawing.
 COUNTS = 24
-#: How wide a price may be while a slider moves. It is certified too; the page asks for the narrow one afterwards.
-ROUGH = 0.03
+#: How wide a price may be while a slider moves, and how wide as a share of the ε that is on the screen. It is certified
+#: too; the page asks for the narrow one afterwards.
+ROUGH, ROUGH_SHARE = 0.03, 0.02
+
+
+#: What the accountants do, in words.
+WAYS = {
+    "basic": "the ε of every step, added up",
+    "advanced": "the theorem of advanced composition",
+    "moments": "the moments accountant of 2016",
+    "rdp": "Rényi orders",
+    "gdp": "a central limit theorem",
+    "certified": "bounded from both sides; the one that counts",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,9 +74,10 @@ class Planned:
         found |= {name: int(found[name]) for name in ("batch", "records", "group")}
         made = cls(**found)
         if made.batch > made.records:
-            raise FieldError(f"Batch size: {made.batch:,} cannot be drawn from {made.records:,} records")
+            raise FieldError(f"Batch size: {made.batch:,} cannot be drawn from {made.records:,} records", "batch")
         if made.steps > MOST_STEPS:
-            raise FieldError(f"Epochs: {made.steps:,} steps are more than a page can show; use tacit epsilon")
+            message = f"Epochs: {made.steps:,} steps are more than a page can show; use tacit epsilon"
+            raise FieldError(message, "epochs")
         return made
 
     @property
@@ -126,13 +139,29 @@ def python(plan: Planned) -> str:
     )
 
 
+def _width(rough: Any) -> float | None:
+    """How wide a price may be: ``rough`` is the ε that is on the screen while a slider moves.
+
+    >>> _width(None), _width(True), _width("0.5"), _width("200"), _width("inf")
+    (None, 0.03, 0.03, 4.0, 20.0)
+    """
+    if not rough:
+        return None
+    try:
+        shown = min(float(rough), 1000.0)
+    except (TypeError, ValueError):
+        return ROUGH
+    return max(ROUGH, float(f"{ROUGH_SHARE * shown:.1g}"))  # a nan is no width
+
+
 def price(values: Mapping[str, Any]) -> dict[str, Any]:
     """ε with its terms, the claim in a sentence, and how to ask for it elsewhere."""
     plan = Planned.read(values)
-    bound = priced(plan, ROUGH if values.get("rough") else None)
+    bound = priced(plan, _width(values.get("rough")))
     shown = number(rounded(bound.upper))
     text = (
-        f'<div class="epsilon">ε = <output id="epsilon">{shown}</output><small>at δ = {number(plan.delta)}</small>'
+        f'<div class="epsilon">ε = <output data-price="{bound.upper:.3g}" id="epsilon">{shown}</output>'
+        f"<small>at δ = {number(plan.delta)}</small>"
         f"<small>{html.escape(bound.terms)}</small></div>"
         f'<div class="said"><p class="quote">{html.escape(words.claim(bound))}</p>'
         f"<p>Certified: ε is at least <b>{number(rounded(bound.lower, 6, up=False))}</b> and at most "
@@ -248,10 +277,12 @@ def accountants(values: Mapping[str, Any]) -> dict[str, Any]:
     found = acc.compare(plan.mechanism, plan.delta, adjacency=plan.adjacency, group=plan.group)
     rows = []
     for way in found:
+        mark = "b" if way == "certified" else "span"
+        name = f"<{mark}>{way}</{mark}><br><small>{WAYS.get(way, '')}</small>"
         if way in found.refused:
-            rows.append([way, "–", "not applicable to this mechanism"])
+            rows.append([name, "–", "not applicable to this mechanism"])
             continue
         one = found[way]
         kind = "approximation, can be too low" if one.approximation else "upper bound"
-        rows.append([way, number(rounded(one.epsilon, 3, up=not one.approximation)), kind])
+        rows.append([name, number(rounded(one.epsilon, 3, up=not one.approximation)), kind])
     return {"html": table([("accountant", ""), ("ε", "n"), ("what it is", "")], rows)}

@@ -24,6 +24,7 @@ EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0)
 FIELDS = (
     NumberField("rows", "Rows", "20000", 100, 1e9, whole=True, help="a public number, or a guess"),
     NumberField("delta", "δ", "1e-6", 1e-15, 0.01),
+    NumberField("epsilon", "ε", "1", 0.01, 100, help="a column of its own below"),
 )
 TRAINING = (
     NumberField("epochs", "Epochs of training", "5", 0.1, 100),
@@ -71,6 +72,11 @@ def read_schema(values: Mapping[str, Any]) -> Schema:
         raise FieldError(f"Schema: {error}") from None
 
 
+def _epsilons(values: Mapping[str, Any]) -> tuple[float, ...]:
+    """Round values of ε, and the one that was chosen."""
+    return tuple(sorted({*EPSILONS, FIELDS[2].read(values)}))
+
+
 @functools.lru_cache(256)
 def _noise(epsilon: float, delta: float, replace: float) -> float:
     """The noise that keeps ε when one unit is replaced by another, in units of what one adds."""
@@ -82,26 +88,26 @@ def _noise(epsilon: float, delta: float, replace: float) -> float:
 def statistics(values: Mapping[str, Any]) -> dict[str, Any]:
     """The error of a mean and of a histogram of each column, if all of ε is spent on that one release."""
     schema, count, delta = read_schema(values), int(FIELDS[0].read(values)), FIELDS[1].read(values)
-    generator, rows, told = np.random.default_rng(0), [], {}
+    generator, rows, told, epsilons = np.random.default_rng(0), [], {}, _epsilons(values)
     for column in schema.columns:
         if isinstance(column, Numeric) and not column.shape:
             what, unit = "mean", column.half_width / count
-            noises = [_noise(e, delta, 2.0) * unit for e in EPSILONS]
+            noises = [_noise(e, delta, 2.0) * unit for e in epsilons]
             shown = [_off(float(np.abs(generator.normal(0, s, 4000)).mean())) for s in noises]
         elif isinstance(column, Categorical | Boolean):
             what = "histogram"
-            noises = [_noise(e, delta, math.sqrt(2.0)) for e in EPSILONS]
+            noises = [_noise(e, delta, math.sqrt(2.0)) for e in epsilons]
             found = [float(np.abs(generator.normal(0, s, (4000, len(column.labels)))).mean()) for s in noises]
             shown = [f"± {f:,.3g} rows<br><small>{min(100 * f / count, 100):.2g}%</small>" for f in found]
         else:
             continue
         told[column.name] = noises
         rows.append([f'<span translate="no">{html.escape(column.name)}</span>', what, *shown])
-    heads = [("column", ""), ("release", ""), *((f"ε = {e:g}", "n") for e in EPSILONS)]
+    heads = [("column", ""), ("release", ""), *((f"ε = {e:g}", "n") for e in epsilons)]
     note = (
         '<p class="muted">The mean distance between a noisy release and the exact one (Gaussian noise; neighbours '
         "differ in one replaced row; the number of rows is public), if all of ε is spent on this one release. A "
-        "histogram's error is that of one cell.</p>"
+        "mean's error is in the unit of its column, a histogram's that of one cell.</p>"
     )
     return {"html": table(heads, rows) + note, "noise": told}
 
@@ -119,7 +125,7 @@ def regression(values: Mapping[str, Any]) -> dict[str, Any]:
     schema, count, delta = read_schema(values), int(FIELDS[0].read(values)), FIELDS[1].read(values)
     if (told := _without_target(schema)) is not None:
         return told
-    return {"html": _fitted(schema.to_toml(), min(count, MOST), delta) + _capped(count)}
+    return {"html": _fitted(schema.to_toml(), min(count, MOST), delta, _epsilons(values)) + _capped(count)}
 
 
 def training(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,11 +137,11 @@ def training(values: Mapping[str, Any]) -> dict[str, Any]:
         return told
     rows = min(count, MOST)
     if batch > rows:
-        raise FieldError(f"Batch size: {int(batch):,} cannot be drawn from {rows:,} rows")
+        raise FieldError(f"Batch size: {int(batch):,} cannot be drawn from {rows:,} rows", "batch")
     if (steps := math.ceil(epochs * rows / batch)) > MOST_STEPS:
         raise FieldError(f"Epochs: {steps:,} steps are more than are simulated here; at most {MOST_STEPS:,}")
     with _ONE_AT_A_TIME:
-        text = _trained(schema.to_toml(), rows, delta, steps, int(batch), model)
+        text = _trained(schema.to_toml(), rows, delta, steps, int(batch), model, _epsilons(values))
     return {"html": text + _capped(count)}
 
 
@@ -191,15 +197,15 @@ def _rmse(said: Any, y: Any) -> float:
 
 
 @functools.lru_cache(32)
-def _fitted(text: str, rows: int, delta: float) -> str:
+def _fitted(text: str, rows: int, delta: float, epsilons: tuple[float, ...]) -> str:
     schema = Schema.parse_toml(text)
     target = schema.target
     assert isinstance(target, Numeric | Boolean)
     kind: Any = LinearRegression if isinstance(target, Numeric) else LogisticRegression
     worlds = [_World.make(schema, rows, seed) for seed in range(FITS)]
-    found: dict[float, list[float]] = {e: [] for e in EPSILONS}
+    found: dict[float, list[float]] = {e: [] for e in epsilons}
     for world in worlds:
-        for epsilon in EPSILONS:
+        for epsilon in epsilons:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of made-up rows nothing is claimed
                 made = kind(epsilon, delta, bounds=schema).fit(world.train, None)
@@ -216,14 +222,16 @@ def _fitted(text: str, rows: int, delta: float) -> str:
 
 
 @functools.lru_cache(32)
-def _trained(text: str, rows: int, delta: float, steps: int, batch: int, model: str) -> str:
+def _trained(
+    text: str, rows: int, delta: float, steps: int, batch: int, model: str, epsilons: tuple[float, ...]
+) -> str:
     from tacit.runs.program import run  # torch is there where models are trained
 
     schema = Schema.parse_toml(text)
     target = schema.target
     assert isinstance(target, Numeric | Boolean)
     world, found = _World.make(schema, rows, 0), {}
-    for epsilon in EPSILONS:
+    for epsilon in epsilons:
         with tempfile.TemporaryDirectory(prefix="tacit-studio-") as folder, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of made-up rows nothing is claimed
             told = run(
@@ -251,9 +259,9 @@ def _metric(target: Numeric | Boolean) -> str:
 def _compared(target: Numeric | Boolean, found: Mapping[float, float], worlds: list[_World]) -> str:
     """What each ε reaches, beside what the truth itself and an answer without features reach."""
     ends = (float(np.mean([world.truth for world in worlds])), float(np.mean([world.plain for world in worlds])))
-    heads = [("target", ""), ("metric", ""), *((f"ε = {e:g}", "n") for e in EPSILONS)]
+    heads = [("target", ""), ("metric", ""), *((f"ε = {e:g}", "n") for e in found)]
     heads += [("the truth", "n"), ("no features", "n")]
-    cells = [_shown(target, value) for value in (*(found[e] for e in EPSILONS), *ends)]
+    cells = [_shown(target, value) for value in (*found.values(), *ends)]
     return table(heads, [[f'<span translate="no">{html.escape(target.name)}</span>', _metric(target), *cells]])
 
 

@@ -5,12 +5,28 @@ from __future__ import annotations
 import dataclasses
 import html
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tacit.report.texts import languages
+
 
 class FieldError(ValueError):
-    """What was typed into a field is not what the field takes; the message names the field."""
+    """What was typed into a field is not what the field takes; the message names the field.
+
+    Args:
+        message: The sentence, which begins with the label.
+        field: The name of the field in the form, if it is one field's.
+    """
+
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+
+
+#: Thousands as English writes them.
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,15 +44,16 @@ class NumberField:
 
     def read(self, values: Mapping[str, Any]) -> float:
         """The number that was typed, or the default."""
-        typed = str(values.get(self.name, self.default)).strip().replace(" ", "") or self.default
+        typed = "".join(str(values.get(self.name, self.default)).split()) or self.default
         try:
-            value = float(typed)
+            value = float(_pointed(typed, str(values.get("lang"))))
         except ValueError:
-            raise FieldError(f"{self.label}: a number, not {typed[:40]!r}") from None
+            raise FieldError(f"{self.label}: a number, not {typed[:40]!r}", self.name) from None
         if not self.low <= value <= self.high:
-            raise FieldError(f"{self.label}: from {self.low:g} to {self.high:g}, not {typed[:40]}")
+            low, high = (f"{end:,.0f}" if end >= 1000 else f"{end:g}" for end in (self.low, self.high))
+            raise FieldError(f"{self.label}: from {low} to {high}, not {typed[:40]}", self.name)
         if self.whole and not value.is_integer():
-            raise FieldError(f"{self.label}: a whole number, not {typed[:40]}")
+            raise FieldError(f"{self.label}: a whole number, not {typed[:40]}", self.name)
         return value
 
     def draw(self, values: Mapping[str, Any]) -> str:
@@ -53,6 +70,17 @@ class NumberField:
         )
 
 
+def _pointed(typed: str, language: str) -> str:
+    """A number as a program reads it. A comma is a decimal mark in German, and in English one of thousands.
+
+    >>> _pointed("1,5", "de"), _pointed("60,000", "en"), _pointed("1.5", "de"), _pointed("1,5", "en")
+    ('1.5', '60000', '1.5', '1,5')
+    """
+    if language == "de":
+        return typed.replace(",", ".")
+    return typed.replace(",", "") if _THOUSANDS.fullmatch(typed) else typed
+
+
 @dataclasses.dataclass(frozen=True)
 class ChoiceField:
     """One of some words."""
@@ -66,7 +94,7 @@ class ChoiceField:
         """The chosen word, or the first."""
         chosen = str(values.get(self.name) or self.options[0])
         if chosen not in self.options:
-            raise FieldError(f"{self.label}: one of {', '.join(self.options)}, not {chosen[:40]!r}")
+            raise FieldError(f"{self.label}: one of {', '.join(self.options)}, not {chosen[:40]!r}", self.name)
         return chosen
 
     def draw(self, values: Mapping[str, Any], *, still: bool = False) -> str:
@@ -96,7 +124,7 @@ class TextField:
         """What was typed, or the default."""
         typed = str(values.get(self.name, self.default)).strip() or self.default
         if len(typed) > self.most or not typed.isprintable():
-            raise FieldError(f"{self.label}: at most {self.most} characters that can be printed")
+            raise FieldError(f"{self.label}: at most {self.most} characters that can be printed", self.name)
         return typed
 
     def draw(self, values: Mapping[str, Any]) -> str:
@@ -107,6 +135,16 @@ class TextField:
             f'<input id="{self.name}" name="{self.name}" value="{shown}" maxlength="{self.most}" '
             f'autocomplete="off"></div>'
         )
+
+
+def kept(values: Mapping[str, Any]) -> str:
+    """What an address says for the next page to be in the language of this one.
+
+    >>> kept({"lang": "de"}), kept({"lang": "en"}), kept({"lang": "<b>"})
+    ('?lang=de', '', '')
+    """
+    language = str(values.get("lang"))
+    return f"?lang={language}" if language in languages()[1:] else ""
 
 
 def alert(message: str) -> str:

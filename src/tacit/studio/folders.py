@@ -15,7 +15,7 @@ from tacit.report import CardError, make_page, officer, read_card
 from tacit.report.elements import entry, shown, table
 from tacit.report.words import number, rounded
 from tacit.runs.progress import PROGRESS
-from tacit.studio.fields import FieldError
+from tacit.studio.fields import FieldError, kept
 from tacit.studio.state import Studio
 
 #: Seconds without news after which a run is said to be silent.
@@ -74,7 +74,8 @@ def listed(studio: Studio, values: Mapping[str, Any]) -> dict[str, Any]:
         state, text = _line(path)
         states[name] = state
         box = f'<input type="checkbox" name="compare[]" value="{html.escape(name)}" aria-label="{html.escape(name)}">'
-        link = f'<a href="/runs/{html.escape(_quoted(name))}" translate="no">{html.escape(name)}</a>'
+        page = f"/runs/{html.escape(_quoted(name))}{kept(values)}"
+        link = f'<a href="{page}" translate="no">{html.escape(name)}</a>'
         rows.append([box, link, state, text])
     if not rows:
         return {"html": f"<p>There is no run in <code>{html.escape(str(studio.runs))}</code>.</p>", "runs": {}}

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from tacit.ledger.tokens import Token
 from tacit.report.texts import languages, translated
 from tacit.studio import books, cost, expected
-from tacit.studio.fields import ChoiceField
+from tacit.studio.fields import ChoiceField, kept
 from tacit.studio.state import Studio
 
 #: The pages by address.
@@ -49,9 +49,10 @@ def answer(ask: str, label: str, *, wait: int = 0, every: int = 0, busy: str = "
 def page(studio: Studio, who: Token, name: str, values: Mapping[str, Any], language: str) -> str:
     """A whole page, in a language."""
     title = PAGES[name]
-    kept = f"?lang={language}" if language != "en" else ""
+    language_kept = kept({"lang": language})
     links = "".join(
-        f'<a href="/{at}{kept}"{" aria-current=page" if at == name else ""}>{text}</a>' for at, text in PAGES.items()
+        f'<a href="/{at}{language_kept}"{" aria-current=page" if at == name else ""}>{text}</a>'
+        for at, text in PAGES.items()
     )
     others = "".join(
         f'<a class="lang" hreflang="{one}" lang="{one}" translate="no" href="?lang={one}" data-lang="{one}"'
@@ -133,7 +134,7 @@ def _runs(studio: Studio, who: Token, values: Mapping[str, Any]) -> str:
     if (name := values.get("run")) is not None:
         shown = html.escape(str(name))
         return (
-            f'<p><a href="/runs">All runs</a></p><h2 translate="no">{shown}</h2><form class="live">'
+            f'<p><a href="/runs{kept(values)}">All runs</a></p><h2 translate="no">{shown}</h2><form class="live">'
             f'<input type="hidden" name="run" value="{shown}"></form>'
             f'<div class="sheet">{answer("runs/one", "The run", every=1000)}</div>'
         )
@@ -168,6 +169,8 @@ def _schema(studio: Studio, who: Token, values: Mapping[str, Any]) -> str:
         '<label>Name of the data<input name="schema_name" autocomplete="off"></label>'
         '<label>Unit: whom does the guarantee protect?<input name="unit" value="person" autocomplete="off"></label>'
         '<label>Column of ids, if somebody has several rows<input name="ids" autocomplete="off"></label>'
+        '<label>Most rows of one unit that take part<input name="max_rows" value="1" inputmode="numeric" '
+        'autocomplete="off"></label>'
         '<label>File<input name="file" value="data.csv" autocomplete="off"></label></div>'
         f'<div id="columns">{COLUMN}</div><p><button type="button" data-add>Add a column</button></p></form>'
         f'<h2>The schema</h2><div class="sheet">{answer("schema/toml", "The schema", wait=200)}</div>'
@@ -176,11 +179,12 @@ def _schema(studio: Studio, who: Token, values: Mapping[str, Any]) -> str:
 
 def door(message: str, language: str) -> str:
     """What somebody without a token sees."""
+    place = f"/enter{kept({'lang': language})}"
     text = (
         HEAD.format(title="Sign in").replace('<script src="/static/studio.js" defer></script>\n', "")
         + '<main id="main"><h1>tacit studio</h1><p>Open the address that <code>tacit studio</code> printed, or '
         "give its "
-        f'token.</p>{message}<form class="sheet" method="post" action="/enter"><div class="field long"><label '
+        f'token.</p>{message}<form class="sheet" method="post" action="{place}"><div class="field long"><label '
         f'for="token">Token'
         '</label><input id="token" name="token" type="password" autocomplete="off"></div><p><button>Enter</button></p>'
         "</form></main></body></html>"

@@ -19,7 +19,7 @@
   // -- a slider and the number beside it
   const slider = (input) => form && form.querySelector(`input[type=range][data-for="${input.id}"]`);
   function toSlider(input) {
-    const range = slider(input), value = Number(input.value);
+    const range = slider(input), value = Number(language === "de" ? input.value.replace(",", ".") : input.value);
     if (!range || !input.value || Number.isNaN(value)) return;
     range.value = range.dataset.log === "1" ? Math.log10(value) : value;
     range.setAttribute("aria-valuetext", input.value);
@@ -33,6 +33,19 @@
     range.setAttribute("aria-valuetext", input.value);
   }
 
+  // -- what the address keeps: lists, which no other page asks for, behind its #
+  const listed = form && (form.id === "schema-form" || location.pathname === "/runs");
+  const kept = new URLSearchParams(listed ? location.hash.slice(1) : "");
+  const wanted = new Set(kept.getAll("compare[]"));
+  function restored() {
+    const columns = document.getElementById("columns");
+    for (let i = Math.min(kept.getAll("name[]").length, 500); columns && i > 1; i--) columns.append(columns.firstElementChild.cloneNode(true));
+    for (const name of new Set(kept.keys())) {
+      const fields = form.querySelectorAll(`[name="${CSS.escape(name)}"]:not([type=checkbox])`);
+      kept.getAll(name).forEach((value, i) => { if (fields[i]) fields[i].value = value; });
+    }
+  }
+
   // -- questions
   const running = new Map(), timers = new Map();
   async function ask(question, place, rough = false) {
@@ -42,11 +55,14 @@
     place.setAttribute("aria-busy", "true");
     try {
       const answer = await fetch(`/api/${question}?lang=${encodeURIComponent(language)}`, {
-        method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(rough ? { ...values(), rough } : values()),
+        method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(rough ? { ...values(), rough: place.querySelector("output")?.dataset.price || rough } : values()),
         signal: stop.signal, credentials: "same-origin",
       });
       if (answer.status === 401) { location.reload(); return; }
-      show(place, (await answer.json()).html);
+      const said = await answer.json();
+      const field = said.field && form?.elements[said.field];
+      if (field) field.setAttribute("aria-invalid", "true");
+      show(place, said.html, answer.status === 422);
     } catch (error) {
       if (error.name === "AbortError") return;
       told(place, document.body.dataset.later, "warn", "alert");
@@ -76,17 +92,32 @@
     delete place.dataset.shown;
     place.replaceChildren(line);
   }
-  function show(place, html) {
+  const places = [...document.querySelectorAll("[data-ask]")];
+  // What is wrong is said once, at the first place that it concerns.
+  function once(place, html) {
+    place.failed = html;
+    const same = places.filter((one) => one.failed === html);
+    for (const one of same.slice(1)) if (one !== place) put(one, "<p>–</p>");
+    return same[0] === place || !places.includes(place) ? html : "<p>–</p>";
+  }
+  function show(place, html, failed = false) {
+    if (!failed) delete place.failed;
+    put(place, failed ? once(place, html) : html);
+  }
+  function put(place, html) {
     if (place.dataset.shown === html) return; // nothing new: what is focused or ticked stays
     place.dataset.shown = html;
     const ticked = new Set([...place.querySelectorAll("input:checked")].map((box) => box.value));
+    const first = wanted.size && place.dataset.ask === "runs/listed";
+    if (first) { wanted.forEach((name) => ticked.add(name)); wanted.clear(); }
     const open = [...place.querySelectorAll("details")].map((one) => one.open);
     place.innerHTML = html;
     for (const box of place.querySelectorAll("input[type=checkbox]")) box.checked = ticked.has(box.value);
     place.querySelectorAll("details").forEach((one, i) => { one.open = open[i] || false; });
+    if (first) changed();
   }
-  const places = [...document.querySelectorAll("[data-ask]")];
   function changed() {
+    form?.querySelectorAll("[aria-invalid]").forEach((one) => one.removeAttribute("aria-invalid"));
     for (const place of places) {
       clearTimeout(timers.get(place));
       if ("rough" in place.dataset) { follow(place); continue; }
@@ -96,7 +127,8 @@
     timers.set(keep, setTimeout(keep, REST));
   }
   function keep() {
-    if (!form || form.id === "schema-form" || location.pathname.startsWith("/runs")) return;
+    if (listed) { history.replaceState(null, "", `${location.pathname}${location.search}#${new URLSearchParams(new FormData(form))}`); return; }
+    if (!form || location.pathname.startsWith("/runs")) return;
     const link = new URLSearchParams();
     if (language !== "en") link.set("lang", language);
     for (const [name, value] of Object.entries(values())) if (name !== "lang" && !Array.isArray(value)) link.set(name, value);
@@ -142,6 +174,7 @@
   form?.addEventListener("submit", (event) => event.preventDefault());
 
   // -- begin
+  restored();
   form?.querySelectorAll("input[id]").forEach(toSlider);
   for (const place of places) {
     ask(place.dataset.ask, place);
