@@ -310,12 +310,13 @@ def _made_and_checked(
             if check:
                 verify.isolated(engine, request, run, losses, example, rewind)
 
-    surveyed = run.losses.detach()
+    known = [run.losses.detach()]
+    tolerance = verify.TOLERANCE[verify.precision(engine, run)]
 
     def plainly() -> Pass:
         rewind()
         again = engine.forward(*engine.asked(request))
-        verify.repeated(surveyed, again.losses.detach(), verify.TOLERANCE[verify.precision(engine, again)])
+        known.append(again.losses.detach())
         return again
 
     def planned(run: Pass, *, by_row: bool) -> PassPlan:
@@ -340,6 +341,8 @@ def _made_and_checked(
             plan.proof = prove(engine, plainly, data, [use.layouts for use in plan.uses], request.views)
         except torch.OutOfMemoryError:
             plan.proof = None
+        else:
+            verify.repeated(known[0], known[-1], tolerance)
         plan.remember(engine, engine.context_of(request))
     if moving and engine.shards is None and not (plan.proof is not None and plan.proof.steady):
         # In another batch the data may put examples elsewhere: whose a row is has to be asked each time.
