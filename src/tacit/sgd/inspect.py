@@ -89,6 +89,7 @@ def check(model: nn.Module, loss: Loss, batch: Any, *, views: int = 1) -> Check:
     try:
         plan, run = fallback.attempt(engine, surveyed, rewind)
     finally:
+        engine.settle()
         rewind()
     names = list(engine.parameters)
     uses: dict[str, list[str]] = {name: [] for name in names}

@@ -16,6 +16,7 @@ it may not: the data left torch, or a tensor came in that no watched operation m
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from tacit.sgd.errors import SLOWLY, UncoveredUse
+from tacit.sgd.errors import SLOWLY, ClippingError, UncoveredUse
 from tacit.sgd.gradients.functions import (
     ABOUT,
     ALONG,
@@ -55,6 +56,19 @@ from tacit.sgd.torch_compat import version as version_of
 
 #: What sizes alone make one think; who owns what may show that it is not so.
 BY_SIZE = "a value computed from the whole batch goes into the losses"
+UNSEEN = "the model reads values of the batch"
+BEHIND = "Python takes part in the backward pass (a custom autograd function, a hook)"
+
+#: Constants of so many elements are compared from pass to pass, where other threads run.
+SMALL = 4096
+#: What comes out of these has no history.
+SEVERING = frozenset(("detach", "detach_", "data"))
+GRAD_FN = Tensor.grad_fn.__get__  # type: ignore[attr-defined]
+
+WRITTEN = (
+    "the forward pass writes values of the batch into a parameter, which would reach the model without noise. Put it "
+    "back from a checkpoint; keep such statistics in a buffer (it is put back after every pass), or take them out"
+)
 
 
 @dataclass(eq=False)
@@ -185,6 +199,7 @@ class Capture(TorchFunctionMode):
         keep_outputs: bool = False,
         sharded: bool = False,
         apart: Collection[int] = (),
+        frozen: Collection[Tensor] = (),
     ) -> None:
         super().__init__()
         from tacit.sgd.gradients import outside  # which knows what a plan is, as this does not
@@ -192,6 +207,7 @@ class Capture(TorchFunctionMode):
         self._outside = outside
         #: parameters whose gradients somebody else computes, by their number; and those whose gradients cannot be seen
         self.apart = apart
+        self._parameters, self._frozen = tuple(params.values()), frozen
         self.foreign: dict[int, str] = {}
         #: why what was found out about another batch may not hold for this one; empty where nothing speaks against it
         self.doubt = ""
@@ -219,7 +235,11 @@ class Capture(TorchFunctionMode):
         self._orders: dict[int, tuple[Any, Tensor]] = {}
         self.unrolled, self.types = False, set[torch.dtype]()  # types in which values were made of parameters
         #: what was done, function by function: another sequence, or other places of tensors, is another number
-        self.trace, self._next = 0, itertools.count()
+        self.trace, self._amounts, self._next = 0, 0, itertools.count()
+        #: whether Python takes part in the backward pass: custom autograd functions, hooks
+        self.behind = False
+        #: whether values were cut off from their history: a loss then need not tell what its gradient is
+        self.severed = False
         self._numbers = {id(t): next(self._next) for t in (*params.values(), *batch)}
         self._use_nodes: set[Any] = set()
         self._leaves = {id(p): k for k, p in enumerate(params.values())}
@@ -227,6 +247,11 @@ class Capture(TorchFunctionMode):
             self._derived[id(param)] = Derived(param, frozenset([k]), ())
         for tensor in batch:
             self._tainted[id(tensor)] = (weakref.ref(tensor), False, tensor.requires_grad)
+
+    @property
+    def way(self) -> int:
+        """:attr:`trace`, with the numbers that were computed with."""
+        return hash((self.trace, self._amounts))
 
     def doubts(self, losses: Sequence[Tensor]) -> str:
         """:attr:`doubt`, or that these values were computed with one that belongs to no single example."""
@@ -344,6 +369,7 @@ class Capture(TorchFunctionMode):
             if node is None or node in seen:
                 continue
             seen.add(node)
+            self.behind = self.behind or isinstance(node, torch.autograd.function.BackwardCFunction)
             if node in self._use_nodes:
                 touched = True
                 continue
@@ -374,8 +400,15 @@ class Capture(TorchFunctionMode):
             self._unseen(k, what)
 
     def finish(self, losses: Sequence[Tensor], rewind: Callable[[], None] = lambda: None) -> None:
-        """Refuse a pass in which parameters went unseen, also into the losses themselves; ``rewind`` comes before."""
+        """Refuse a pass in which parameters went unseen, also into the losses themselves; ``rewind`` comes before.
+
+        And one that wrote values of the batch into parameters.
+        """
         self._facts("losses", list(losses))
+        if self._tainted_storages:
+            for tensor in (*self._parameters, *self._frozen):
+                if storage_of(tensor) in self._tainted_storages:
+                    raise ClippingError(WRITTEN)
         if self.foreign:
             rewind()
             why = f"{next(iter(self.foreign.values()))}. {SLOWLY}, or plain torch operations there. "
@@ -393,9 +426,14 @@ class Capture(TorchFunctionMode):
         operation = KNOWN.get(func) or Operation.of(func)
         name = operation.name
         if name == "__get__":
+            self.behind = self.behind or func == GRAD_FN  # whoever asks for it may hang a hook on it
             return func(*args, **kwargs)
-        self.trace = hash((self.trace, self._outside.told(name, args, kwargs, self._numbers)))
+        told, amounts = self._outside.told(name, args, kwargs, self._numbers)
+        self.trace = hash((self.trace, told))
+        if amounts:
+            self._amounts = hash((self._amounts, self.trace, *amounts))
         if name in CONSTANT:
+            self.behind = self.behind or name == "register_hook"
             return self._note(func(*args, **kwargs))
         if name in CASTING:
             func, args = self._outside.told_type(func, args)
@@ -455,6 +493,8 @@ class Capture(TorchFunctionMode):
         # On several ranks tensors are wrapped and unwrapped between operations: what is whose is not known by identity.
         if not self.sharded and tensor not in self._constants:
             self.doubt = self.doubt or f"{name!r} in {self._place()} gets a tensor that no watched operation made"
+        elif threading.active_count() > 1 and tensor.device.type == "cpu" and tensor.numel() <= SMALL:
+            self._amounts = hash((self._amounts, _content(tensor)))  # another thread may have written to it
         return False
 
     def _note(self, out: Any) -> Any:
@@ -469,6 +509,8 @@ class Capture(TorchFunctionMode):
         name, inputs = call.name, call.inputs
         versions = [version_of(t) for t in inputs]
         out = call.func(*call.args, **call.kwargs)
+        if tainted and not self.severed and (name in SEVERING or not torch.is_grad_enabled()):
+            self.severed = any(t.requires_grad for t in inputs)
         if tainted and not self.doubt and self._reads(call, out):
             self.doubt = f"{name!r} in {self._place()} reads values of the batch"
         changed = [t for t, v in zip(inputs, versions, strict=True) if version_of(t) != v]
@@ -626,6 +668,11 @@ class Capture(TorchFunctionMode):
 
 def rows_of_nested(tensor: Tensor) -> Tensor:  # any other tensor as it is
     return tensor.detach().values() if tensor.is_nested and tensor.layout is torch.jagged else tensor
+
+
+def _content(tensor: Tensor) -> bytes:
+    plain = tensor.layout is torch.strided and not tensor.is_nested
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if plain else b""
 
 
 def _shape_only(tensor: Tensor) -> Tensor:  # a rule that reads no values should not keep activations alive

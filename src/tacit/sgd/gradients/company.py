@@ -46,8 +46,8 @@ RESIZED = (
 REFUSED = (RuntimeError, ValueError, IndexError)
 
 
-def in_company(engine: Engine, request: Request, run: Pass) -> None:
-    """No half of the examples may notice that the other half is replaced."""
+def in_company(engine: Engine, request: Request, run: Pass, *, anew: bool) -> None:
+    """No half of the examples may notice that the other half is replaced; no single one, where the plan is made anew."""
 
     def losses(some: Request) -> tuple[Tensor, Any]:
         run.rewind()
@@ -56,8 +56,11 @@ def in_company(engine: Engine, request: Request, run: Pass) -> None:
 
     known = run.losses.detach().double(), [use.shapes for use in run.uses]
     tolerance = verify.TOLERANCE[verify.precision(engine, run)]
-    apart = list(halves(request.examples, every_two=engine.doubted_as(run.context) in engine.meeting))
+    every_two = anew or engine.doubted_as(run.context) in engine.meeting
+    apart = list(halves(request.examples, every_two=every_two))
     with kept(run.losses.device):
+        if engine.strains(run) and engine.shards is None:
+            _gradients_unmoved(engine, request, run, list(halves(request.examples)))
         if _unmoved(engine, request, run, apart):
             return
         for stay, other, fine in compared(losses, known, request, request.picked, apart, engine.model, tolerance):
@@ -84,6 +87,24 @@ def _unmoved(engine: Engine, request: Request, run: Pass, apart: Halves) -> bool
         if not bool(((after - before).abs() <= UNMOVED * (1 + before.abs())).all()):
             return False
     return True
+
+
+def _gradients_unmoved(engine: Engine, request: Request, run: Pass, apart: Halves) -> None:
+    """Refuse a batch in which the gradient of some losses is another where all other examples are replaced."""
+    everything = list(range(len(engine.parameters)))
+    drawn = [verify.some_weights(run.losses, stay) for stay, _ in apart]
+    known = [verify.by_backward(engine, run, everything, weights) for weights in drawn]  # before the next pass
+    for (_, index), weights, before in zip(apart, drawn, known, strict=True):
+        run.rewind()
+        try:
+            other = engine.forward(*engine.asked(request.picked(index)))
+        except REFUSED as error:
+            if isinstance(error, ClippingError | torch.OutOfMemoryError):
+                raise
+            continue  # which the losses tell, too
+        after = verify.by_backward(engine, other, everything, weights)
+        if not verify.same_gradients(before, after, verify.TOLERANCE[verify.precision(engine, run)]):
+            raise verify.mixing(verify.ITS_GRADIENT)
 
 
 def of_loss(
@@ -227,23 +248,26 @@ def after_lengths(engine: Engine, request: Request) -> None:
         unfelt(lambda _, some: engine.losses(request.on(some)), engine.model, request.batch, rows, whole, views)
 
 
-def resized(engine: Engine, request: Request, tolerance: float) -> None:
-    """Refuse losses that depend on how many examples a batch has, once batches have been seen to differ in that."""
+def resized(engine: Engine, request: Request, tolerance: float, *, always: bool) -> None:
+    """Refuse losses that depend on how many examples a batch has, once batches have been seen to differ in that, or
+    ``always``."""
     examples = request.examples
-    if not engine.lengths.differs((engine.context_of(request), "examples"), examples) or examples < 2:
+    differs = engine.lengths.differs((engine.context_of(request), "examples"), examples)
+    if not (differs or always) or examples < 2:
         return
-    keep = torch.tensor(sorted(verify.a_few(examples, (examples + 1) // 2)))
+    order, half = torch.tensor(verify.a_few(examples, examples)), (examples + 1) // 2
+    parts = [order[:half].sort().values, *([order[half:].sort().values] if always else [])]
     rewind, losses = remember(engine.device), list[Tensor]()
     with kept(engine.device), evaluating(engine.model), torch.enable_grad():
         try:
-            for some in (request, request.picked(keep)):
+            for some in (request, *map(request.picked, parts)):
                 rewind()
                 losses.append(engine.losses(some).detach().double())
         except REFUSED as error:
             if isinstance(error, ClippingError | torch.OutOfMemoryError):
                 raise
             return  # a model that wants whole batches of one size does not run on another
-    one, two = losses[0][keep.to(losses[0].device)], losses[1]
+    one, two = losses[0][torch.cat(parts).to(losses[0].device)], torch.cat(losses[1:])
     if bool(((one - two).abs() > tolerance * (1e-1 + one.abs())).any()):
         raise BatchMixing(RESIZED)
 

@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -38,7 +38,7 @@ from tacit.sgd.gradients.batches import (
     weakly,
 )
 from tacit.sgd.gradients.bounds import HIDDEN, ClippedGradients, Clipping, Gradients, clip, exact_products, warn_once
-from tacit.sgd.gradients.capture import Capture, Constants, Use, rows_of_nested
+from tacit.sgd.gradients.capture import BEHIND, BY_SIZE, UNSEEN, Capture, Constants, Use, rows_of_nested
 from tacit.sgd.gradients.contributions import Aligned, Contributions, Group, NotCovered, Rule
 from tacit.sgd.gradients.frames import Frame
 from tacit.sgd.gradients.outside import Attributes, MovingRows, Scalars, as_written, module_names, signature
@@ -136,6 +136,7 @@ class ModelState:
         self.training: list[bool] = []
         self.trained: list[int] = []
         self.buffers: list[tuple[MutableMapping[str, Tensor | None], str, Tensor]] = []
+        self.frozen: list[Tensor] = []
         self.suspicious = self.compiled = False
         seen: set[int] = set()
         stack = [model]
@@ -149,7 +150,11 @@ class ModelState:
             self.suspicious = self.suspicious or suspicious
             compiled = compiled_call(module) is not None or type(module).__name__ == "OptimizedModule"
             self.compiled = self.compiled or compiled
-            self.trained += [id(p) for p in own_parameters(module).values() if p is not None and p.requires_grad]
+            for p in own_parameters(module).values():
+                if p is not None and p.requires_grad:
+                    self.trained.append(id(p))
+                elif p is not None:
+                    self.frozen.append(p)
             table = own_buffers(module)
             self.buffers += [(table, key, b) for key, b in table.items() if b is not None]
             stack += [child for child in own_modules(module).values() if child is not None]
@@ -175,7 +180,8 @@ class Pass:
     ) -> None:
         self.uses, self.losses, self.batch, self.context = uses, losses, batch, context
         self.doubt, self.rewind = doubt if batch > 1 else "", rewind
-        self.unrolled, self.trace, self.types = False, 0, set[torch.dtype]()
+        self.unrolled, self.trace, self.way, self.types = False, 0, 0, set[torch.dtype]()
+        self.severed = False
 
     def outputs(self) -> Outputs:
         """The values of the outputs of the uses, without the graph behind them."""
@@ -249,6 +255,8 @@ class Engine:
         self.doubted: dict[Any, str] = {}
         #: those in which values of several examples were seen to meet on the way to a loss
         self.meeting: set[Any] = set()
+        #: those in which a gradient may be of several although the loss is not
+        self.strained: set[Any] = set()
         #: contexts in which the model hears that it is compiled, because it then does not look at its data
         self.hushed: dict[Any, bool] = {}
         #: outputs of uses with rows that are found in every batch, by the outline of a pass: use, output, dimension
@@ -264,6 +272,7 @@ class Engine:
         self.calls = 0
         self.said: set[str] = set()
         self._criterion: tuple[Any, bool] | None = None
+        self._unsettled: Callable[[], None] | None = None
 
     @property
     def model(self) -> nn.Module:
@@ -333,6 +342,11 @@ class Engine:
         except UncoveredUse as error:
             fallback.set_apart(self, error)  # raises it again where that changes nothing
             return self.clipped_sums(request, due=due)
+        except ClippingError:
+            self.disbelieve()
+            raise
+        finally:
+            self.settle()
         names, losses = list(self.parameters), losses.detach()
         good = torch.isfinite(losses)
         if gradients is None:
@@ -347,6 +361,12 @@ class Engine:
         norms = found.norms.squeeze(1) if single else found.norms
         sums = fallback.shaped(self, sums) if self.apart else sums
         return ClippedGradients(sums, norms, request.clipping, losses, found.scale)
+
+    def disbelieve(self) -> None:
+        """Forget the plans: a batch was refused, and what was found out before might not hold for the next."""
+        self.plans.clear()
+        self.programs.clear()
+        self.ways = Ways()
 
     def _begin(self, request: Request) -> bool:
         """Refuse what cannot be done at all; whether this call is one of those that are checked by their number."""
@@ -367,7 +387,7 @@ class Engine:
         ``None`` for gradients when no example of the batch has a finite one. Many branches: each is a reason to doubt
         the plan, or to make it anew, and ranks have to agree on all of them.
         """
-        if not run.doubt and self.shards is None and self.ways.other(run.context, request.data, run.trace):
+        if not run.doubt and self.shards is None and self.ways.other(run.context, request.data, run.way):
             run.doubt = verify.CHANGED
         doubtful = self.anyone(flag=bool(run.doubt))
         grads = run.output_gradients(retain=doubtful or self.by_row)
@@ -393,21 +413,22 @@ class Engine:
             run.doubt = "where the examples are in some tensor depends on the data"
         if request.check != "never":
             self._check_batch(request, run, anew=anew)
-        self.ways.checked(run.context, request.data, run.trace, anew=anew)
+        self.ways.checked(run.context, request.data, run.way, anew=anew)
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             return self.gradients(run, grads, plan), run.losses
 
     def _check_batch(self, request: Request, run: Pass, *, anew: bool) -> None:
         """What is asked of every batch: whether its examples notice one another, their padding, or their number."""
         if self.anyone(flag=bool(run.doubt)):
-            company.in_company(self, request, run)
+            company.in_company(self, request, run, anew=anew)
         if self.shards is not None:
             return
         # Where no batch has had another shape nothing can have been padded.
         if self.one_shape.get(run.context) != [t.shape[1:] for t in request.data]:
             company.after_lengths(self, request)
-        if anew:
-            company.resized(self, request, verify.TOLERANCE[verify.precision(self, run)])
+        meeting = self.doubted_as(run.context) in self.meeting
+        if anew or meeting:
+            company.resized(self, request, verify.TOLERANCE[verify.precision(self, run)], always=meeting)
 
     # -- passes ----------------------------------------------------------------------------------------------------
 
@@ -433,6 +454,7 @@ class Engine:
 
     def losses(self, request: Request) -> Tensor:
         """The losses of the examples, by a pass that nobody watches."""
+        self.settle()
         losses, _, examples, context, views = self.asked(request)
         hushed = self.hushed.get(self.doubted_as(context), False)
         plainly = as_written(compiled=self.state.compiled, hushed=hushed)
@@ -454,6 +476,7 @@ class Engine:
         ``losses`` gives one loss for each row, of which ``views`` are one example, or (without ``views``) those of the
         examples. ``named`` keeps module names (for messages) and outputs (for evidence).
         """
+        self.settle()
         rewind = remember(self.device, outside=self.draws_outside)
         capture = self.capture(data, max((len(t) for t in data if t.dim()), default=batch), named=named)
         scalars = Scalars() if named and self.shards is None else nullcontext()
@@ -463,7 +486,6 @@ class Engine:
         names = module_names(self.model, capture.where) if named else nullcontext()
         hushed, compiled = self.hushed.get(where, False), self.state.compiled
         plainly = as_written(compiled=compiled, hushed=hushed) if hushed or compiled else nullcontext()
-        doubt = "it did not end"
         try:
             with self.protected_buffers(), plainly, torch.enable_grad(), names, scalars, capture:
                 values = losses()
@@ -471,16 +493,38 @@ class Engine:
                     values = verify.per_example(values, batch, views)
             capture.finish([values], rewind)
             if isinstance(scalars, Scalars) and scalars.read and not capture.doubt:  # by scripted code, say
-                self.doubted[where] = "the model reads values of the batch"
-            doubt = capture.doubts([values]) or self.doubted.get(where, "")
-        finally:
+                self.doubted[where] = UNSEEN
+        except BaseException:
             if state is not None:
-                self.forgotten(state, capture, doubt)
+                self.forgotten(state, capture, "it did not end")
+            raise
+        doubt = self.doubt_of(capture, [values], where)
+        if state is not None:  # hooks of the backward pass may look at what the forward pass left
+            self._unsettled = functools.partial(self.forgotten, state, capture, doubt)
         if doubt:
             self.doubted.setdefault(where, "")
         found = Pass(capture.uses, values, batch, context, doubt=doubt, rewind=rewind)
         found.unrolled, found.trace, found.types = capture.unrolled, capture.trace, capture.types
+        found.way, found.severed = capture.way, capture.severed
         return found
+
+    def doubt_of(self, capture: Capture, values: Sequence[Tensor], where: Any) -> str:
+        """Why what was found out about other batches may not hold for a pass that gave these values."""
+        doubt = capture.doubts(values) or self.doubted.get(where, "")
+        if capture.behind:
+            self.strained.add(where)
+            doubt = BEHIND if doubt in ("", BY_SIZE) else doubt
+        return doubt
+
+    def strains(self, run: Pass) -> bool:
+        """Whether a gradient of this pass may be of several examples where the loss is not."""
+        return run.severed or self.doubted_as(run.context) in self.strained
+
+    def settle(self) -> None:
+        """Put back what modules kept in the last pass."""
+        pending, self._unsettled = self._unsettled, None
+        if pending is not None:
+            pending()
 
     def forgotten(self, state: Attributes, capture: Capture, doubt: str) -> None:
         """Put back what modules kept of a batch: everything, where a pass may have read its values."""
@@ -509,6 +553,7 @@ class Engine:
             rows=rows,
             constants=self.constants,
             apart=self.apart,
+            frozen=self.state.frozen,
         )
 
     @contextmanager

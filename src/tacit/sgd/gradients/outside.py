@@ -153,10 +153,16 @@ ARITHMETIC = frozenset(
 )
 
 
-def told(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: dict[int, int]) -> Any:
-    """What a call says of where values go: whole numbers, slices, lists, and which tensors, by their ``numbers``."""
+def told(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: dict[int, int]
+) -> tuple[tuple[Any, ...], list[Any]]:
+    """What a call says of where values go: whole numbers, slices, lists, and which tensors, by their ``numbers``.
+
+    And the numbers that it computes with. A thread may have read those from the data, unseen.
+    """
     index = not (name in ARITHMETIC and args and isinstance(args[0], Tensor) and args[0].is_floating_point())
     found: list[Any] = [name, *kwargs]
+    amounts: list[Any] = []
     rest = [*args, *kwargs.values()]
     while rest:
         value = rest.pop()
@@ -165,6 +171,8 @@ def told(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: dict
             found.append(numbers.get(id(value), 0))
         elif kind in PLAIN:
             found.append(value if index else kind)
+            if not index:
+                amounts.append(value)
         elif isinstance(value, list | tuple):
             found.append(len(value))
             rest.extend(value)
@@ -172,7 +180,9 @@ def told(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: dict
             rest.extend((value.start, value.stop, value.step))
         else:
             found.append(value.tobytes() if isinstance(value, np.ndarray | np.integer) else kind)
-    return tuple(found)
+            if isinstance(value, float | complex):
+                amounts.append(value if value == value else "nan")
+    return tuple(found), amounts
 
 
 def told_type(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple[Any, ...]]:

@@ -24,7 +24,7 @@ from torch import Tensor
 from tacit.sgd.errors import SLOWLY, BatchMixing, ClippingError, UncoveredUse
 from tacit.sgd.gradients import company, frames, rows, verify
 from tacit.sgd.gradients.bounds import Gradients
-from tacit.sgd.gradients.capture import BY_SIZE, Use
+from tacit.sgd.gradients.capture import BEHIND, BY_SIZE, WRITTEN, Use
 from tacit.sgd.gradients.contributions import Contributions, Group, Layout, NotCovered, wide
 from tacit.sgd.gradients.frames import Frame, chain_key, chain_tensors
 from tacit.sgd.gradients.outside import moving_rows, outline
@@ -68,6 +68,7 @@ SEVERAL = (
 ANOTHER_PATH = "the model takes another path through its operations each time it runs on the same batch"
 
 NOT_SHOWN = "whose the losses are could not be followed through all operations"
+NUMBERS = "numbers that the model computes with depend on the batch"
 
 #: The fewest examples that say where examples are.
 FEWEST = 2
@@ -115,6 +116,10 @@ class PassPlan:
             engine.doubted[where] = engine.doubted.get(where) or NOT_SHOWN
             if self.proof.meeting:
                 engine.meeting.add(where)
+        if self.proof is not None and self.proof.behind:
+            where = engine.doubted_as(context)
+            engine.doubted[where] = engine.doubted.get(where) or NOT_SHOWN
+            engine.strained.add(where)
 
     def dispels(self, run: Pass) -> bool:
         """Whether a pass was doubted for what was shown not to be so; it is not from here on."""
@@ -174,13 +179,17 @@ def anew(
     ``None`` when no example of the batch has a finite gradient.
     """
     rewind()
+    weights = [] if engine.shards is not None else [p for _, p in engine.model.named_parameters()]
+    before = [float(p.detach().abs().sum(dtype=torch.float64)) for p in weights]
     found = _surveyed(engine, request, rewind, check=check)
+    if before != [float(p.detach().abs().sum(dtype=torch.float64)) for p in weights]:  # seen or unseen
+        raise ClippingError(WRITTEN)
     if found is None and engine.shards is None:
         return None
     rewind()
     run = engine.forward(*engine.asked(request))
     other = found is not None and found.trace != run.trace and engine.shards is None and run.batch > 1
-    grads = run.output_gradients(retain=engine.by_row or other)
+    grads = run.output_gradients(retain=engine.by_row or other or engine.strains(run))
     if found is None:  # only now: the other ranks needed this one's parameters
         return None
     plan = engine.plans.get(engine.signature(run, grads))
@@ -238,7 +247,7 @@ def _hushed(engine: Engine, request: Request, rewind: Callable[[], None], run: P
     The pass as it was, where the model looks all the same, or gives other losses.
     """
     where = engine.doubted_as(run.context)
-    if run.doubt in ("", BY_SIZE) or where in engine.hushed or engine.shards is not None:
+    if run.doubt in ("", BY_SIZE, BEHIND) or where in engine.hushed or engine.shards is not None:
         return run
     reason = engine.doubted.get(where, "")
 
@@ -293,14 +302,22 @@ def _made_and_checked(
             outputs = None  # of the last one only, and not beside another pass
             swapped = forward(request.alike(example))
             outputs, losses = swapped.outputs(), swapped.losses.detach()
-            same = same and (not check or verify.gradients_stay(engine, run, swapped, example))
+            weights = verify.one_hot(run.losses, example)
+            same = same and (not check or verify.gradients_stay(engine, run, swapped, weights))
+            if swapped.way != run.way and not run.doubt:
+                engine.doubted[engine.doubted_as(run.context)] = NUMBERS
             del swapped
             if check:
                 verify.isolated(engine, request, run, losses, example, rewind)
 
+    known = [run.losses.detach()]
+    tolerance = verify.TOLERANCE[verify.precision(engine, run)]
+
     def plainly() -> Pass:
         rewind()
-        return engine.forward(*engine.asked(request))
+        again = engine.forward(*engine.asked(request))
+        known.append(again.losses.detach())
+        return again
 
     def planned(run: Pass, *, by_row: bool) -> PassPlan:
         with torch.no_grad(), torch.autocast(run.losses.device.type, enabled=False):
@@ -324,6 +341,8 @@ def _made_and_checked(
             plan.proof = prove(engine, plainly, data, [use.layouts for use in plan.uses], request.views)
         except torch.OutOfMemoryError:
             plan.proof = None
+        else:
+            verify.repeated(known[0], known[-1], tolerance)
         plan.remember(engine, engine.context_of(request))
     if moving and engine.shards is None and not (plan.proof is not None and plan.proof.steady):
         # In another batch the data may put examples elsewhere: whose a row is has to be asked each time.

@@ -39,6 +39,7 @@ def of_step(
             return None
         return _in_batch(engine, request, found, example, before, random=not same_state(before, after))
     finally:
+        engine.settle()
         set_random_state(after, engine.device)
 
 
@@ -107,7 +108,7 @@ def _in_batch(
         return None
     swapped = forward(request.alike(example))
     same = fallback.near(run.losses[example].detach(), swapped.losses[example].detach(), company.UNMOVED, 1.0)
-    return None if same and verify.gradients_stay(engine, run, swapped, example) else "loss"
+    return None if same and verify.gradients_stay(engine, run, swapped, verify.one_hot(run.losses, example)) else "loss"
 
 
 def other_group(

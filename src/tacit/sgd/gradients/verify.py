@@ -173,15 +173,32 @@ def isolated(
     raise mixing(culprit(engine, request, request.alike(example), example, rewind))
 
 
+def repeated(before: Tensor, after: Tensor, tolerance: float) -> None:
+    """Refuse losses of a batch that are others after another batch was seen: of two passes over it."""
+    near = (before - after).abs() <= tolerance * (1e-3 + before.abs())
+    if not bool((near | ~torch.isfinite(before)).all()):
+        raise BatchMixing(
+            "the losses of a batch are others once another batch has been seen: the model keeps something of its "
+            "batches where it cannot be put back (a global, an object of another class), which reaches later steps "
+            "without noise. Keep it in an attribute or a buffer of a module. See: tacit explain mixing"
+        )
+
+
 ITS_GRADIENT = "a hook, a custom autograd function or a value without a gradient changed its gradient, which"
 
 
-def gradients_stay(engine: Engine, run: Pass, swapped: Pass, example: int) -> bool:
-    """Whether the gradient of an example's loss, too, is the same when every other example is replaced."""
+def gradients_stay(engine: Engine, run: Pass, swapped: Pass, weights: Tensor) -> bool:
+    """Whether the gradient of the weighted losses, too, is the same where all others are replaced: those of weight 0."""
     if engine.shards is not None:
         return True  # the answer would have to be the same on all ranks
-    everything, size, away = list(range(len(engine.parameters))), 0.0, 0.0
-    one, two = (by_backward(engine, p, everything, one_hot(p.losses, example)) for p in (run, swapped))
+    everything = list(range(len(engine.parameters)))
+    one, two = (by_backward(engine, p, everything, weights) for p in (run, swapped))
+    return same_gradients(one, two, 10 * TOLERANCE[precision(engine, run)])
+
+
+def same_gradients(one: Sequence[Tensor | None], two: Sequence[Tensor | None], tolerance: float) -> bool:
+    """Whether two gradients are the same, relative to the size of the first; also where that is not finite."""
+    size = away = 0.0
     for a, b in zip(one, two, strict=True):
         first, second = (None if g is None else dense_of(g).double() for g in (a, b))
         size += 0.0 if first is None else float(first.square().sum())
@@ -189,7 +206,7 @@ def gradients_stay(engine: Engine, run: Pass, swapped: Pass, example: int) -> bo
             away += sum(float(g.square().sum()) for g in (first, second) if g is not None)
         else:
             away += float((first - second).square().sum())
-    return not math.isfinite(size) or math.sqrt(away) <= 10 * TOLERANCE[precision(engine, run)] * math.sqrt(size) + 1e-9
+    return not math.isfinite(size) or math.sqrt(away) <= tolerance * math.sqrt(size) + 1e-9
 
 
 def mixing(what: str) -> BatchMixing:
@@ -375,6 +392,14 @@ def _message(engine: Engine, run: Pass, k: int, name: str, what: str, error: flo
         "Training this model would break the guarantee. method='examples' is slower, and does not rely on captured "
         "operations. See: tacit explain no-rule"
     )
+
+
+def some_weights(like: Tensor, places: Tensor) -> Tensor:
+    """Weights at random for the losses at these places, and zero for all others."""
+    weights = torch.zeros_like(like)
+    drawn = torch.rand(len(places), generator=_choice) + 0.5
+    weights[places.to(like.device)] = drawn.to(like.device, like.dtype)
+    return weights
 
 
 def one_hot(like: Tensor, k: int) -> Tensor:

@@ -71,7 +71,7 @@ class Call:
         self.weighed: list[tuple[Tensor, list[list[Tensor | None]]]] = []
         self.doubt = ""
         #: what the pass did, and whether its plan was made for it
-        self.trace, self.anew = 0, False
+        self.trace, self.anew, self.severed = 0, False, False
         self.rows = 0
 
     @property

@@ -270,15 +270,16 @@ class Watch:
         if not call.outs or not (call.uses or call.linked or self.engine.apart):
             return None
         where = self.engine.doubted_as(call.key)
-        call.doubt = capture.doubts([t for t in call.outs if t.dim()]) or self.engine.doubted.get(where, "")
+        call.doubt = self.engine.doubt_of(capture, [t for t in call.outs if t.dim()], where)
         if call.lists:
             call.doubt = call.doubt or "numbers for each example came in that no tensor holds"
         if call.doubt:
             self.engine.doubted.setdefault(where, "")
         self.engine.forgotten(call.state, capture, call.doubt)
-        call.trace = capture.trace
+        call.trace = capture.way
         if not call.doubt and self.engine.ways.other(where, call.data, call.trace):
             call.doubt = verify.CHANGED
+        call.severed = capture.severed
         originals = (original for original, _ in call.linked)
         cut = Border.apply(call, self._anchor, *originals)  # type: ignore[no-untyped-call]  # torch's has no types
         return pytree.tree_map(
@@ -403,7 +404,8 @@ class Watch:
         if call.picked(torch.arange(call.rows), square=False) is None:
             return
         pick = functools.partial(call.picked, square=False)
-        apart = company.halves(call.rows, every_two=self.engine.doubted_as(call.key) in self.engine.meeting)
+        every_two = call.anew or self.engine.doubted_as(call.key) in self.engine.meeting
+        apart = company.halves(call.rows, every_two=every_two)
         try:
             for stay, other, fine in company.compared(
                 losses, known, leaves, pick, apart, self.engine.model, self.tolerance(call)
@@ -412,10 +414,26 @@ class Watch:
                     raise BatchMixing(MIXES.format(type(call.module).__name__))
                 if call.whole:
                     self._weighed(call, other, stay)
+            if call.severed or self.engine.doubted_as(call.key) in self.engine.strained:
+                self._gradients_unmoved(call, leaves)
         except company.REFUSED as error:
             if isinstance(error, ClippingError | torch.OutOfMemoryError):
                 raise
             # Rows cannot be exchanged at all, as in _isolated: where the examples are was found in this very batch.
+
+    def _gradients_unmoved(self, call: Call, leaves: list[Any]) -> None:
+        """Refuse a batch in which the gradient of some examples is another where all others are replaced."""
+        engine = self.engine
+        everything = list(range(len(engine.parameters)))
+        for stay, index in company.halves(call.rows):
+            gradients, weights = [], verify.some_weights(torch.ones(call.rows, device=call.device), stay)
+            for some in (leaves, call.picked(index, square=False)):
+                call.rewind()
+                value = call.surrogate(some or leaves)()
+                run = Pass(call.uses, value, call.rows, call.key)
+                gradients.append(verify.by_backward(engine, run, everything, weights.to(value.dtype)))
+            if not verify.same_gradients(*gradients, self.tolerance(call)):
+                raise BatchMixing(MIXES.format(type(call.module).__name__))
 
     def tolerance(self, call: Call) -> float:
         """How far two ways of computing the same may lie apart."""
@@ -542,6 +560,7 @@ class Watch:
                 self._resized(call)
             return True
         finally:
+            engine.settle()
             after()
             call.state.restore()
 
@@ -577,7 +596,7 @@ class Watch:
                 # several examples' losses depend on.
                 return None
             outputs, after = swapped.outputs(), swapped.losses.detach()[example].double()
-            same = not self.check or verify.gradients_stay(self.engine, run, swapped, example)
+            same = not self.check or verify.gradients_stay(self.engine, run, swapped, verify.one_hot(run.losses, example))
             del swapped
             near = verify.TOLERANCE[narrow] * (1e-3 + before.abs())
             if not self.check or (same and bool((before - after).abs() <= near)):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tacit.sgd.errors import BatchMixing
+from tacit.sgd.gradients.capture import UNSEEN
 from tacit.sgd.gradients.outside import Attributes
 from tacit.sgd.gradients.ownership.ids import DTYPE, MIXED, PUBLIC, together
 from tacit.sgd.gradients.ownership.tracker import Happening, OwnershipMode
@@ -19,14 +20,19 @@ if TYPE_CHECKING:
     from tacit.sgd.gradients.engine import Engine, Pass
 
 
+#: What these do with rows of several examples is found in every batch.
+BY_ROW = ("_grouped_mm",)
+
+
 @dataclass(frozen=True)
 class Proof:
     """What was shown by following who owns what through one pass, forward and backward.
 
     ``holds``: the loss of an example, and the gradient at every element that a plan gives to it, are functions of this
     example and of what is public. ``steady``: so they are for every batch with which the pass does the same. ``trace``
-    tells what it did. ``place`` is where examples met first, if they did. ``meeting`` says that they did by operators
-    whose rules are known, so that a loss may well be of several.
+    tells what it did. ``place`` is where examples met first, if they did. ``meeting`` says that a loss may well be
+    of several. ``behind``: a gradient may be, although the losses are
+    not, or the backward pass reads values of the batch.
     """
 
     holds: bool
@@ -34,6 +40,7 @@ class Proof:
     trace: int
     place: Happening | None = None
     meeting: bool = False
+    behind: bool = False
 
 
 def prove(
@@ -48,6 +55,7 @@ def prove(
     ``data`` are the tensors of the batch with the dimension that holds its rows; without one, all are of several.
     Many branches: each is one way in which a proof fails.
     """
+    engine.settle()
     tracker = OwnershipMode()
     for tensor, dim in data:
         if dim is None:
@@ -58,12 +66,14 @@ def prove(
         tracker.vary(parameter)
     with Attributes(engine.model), tracker:
         run = forward()
+        reads, tracker.reads = tracker.reads, []
         weights = torch.ones_like(run.losses)
         tracker.own(weights)
         grads = run.output_gradients(weights)
     number = torch.arange(1, run.batch + 1, dtype=DTYPE, device=run.losses.device)
     found = tracker.owners(run.losses)
     holds = not tracker.lost and found is not None and bool((found == number).all()) and len(grads) == len(layouts)
+    own = holds
     for row, known in zip(grads, layouts, strict=False):
         for grad, layout in zip(row, known, strict=False):
             holds = holds and (grad is None or _as_planned(tracker.owners(grad), grad, layout))
@@ -75,8 +85,11 @@ def prove(
             "exists. Let each token choose its experts. See: tacit explain mixing"
         )
     place = next(iter(tracker.unknown or tracker.mixes), None) if not holds else None
-    meeting = not (holds or tracker.unknown or tracker.lost)
-    return Proof(holds, holds and not tracker.reads and not tracker.unsteady, run.trace, place, meeting)
+    meeting = not holds and not (tracker.unknown and all(place.operator in BY_ROW for place in tracker.unknown))
+    unseen = bool(reads) and run.doubt == UNSEEN  # as hooks of saved tensors do
+    behind = unseen or bool(tracker.reads) or (own and not holds)
+    steady = holds and not (reads or tracker.reads or tracker.unsteady)
+    return Proof(holds, steady, run.trace, place, meeting, behind)
 
 
 def _as_planned(owners: Tensor | None, grad: Tensor, layout: Layout | None) -> bool:
