@@ -31,8 +31,8 @@ ENCODED = [-1.0, 1.0, -0.002740, 1.0, -1.0]
         [datetime.datetime.fromisoformat(f"{day}T12:30:00+02:00") for day in DAYS],
         np.array(DAYS, dtype="datetime64[s]"),
         pd.Series(pd.to_datetime(DAYS)),
-        pl.Series(DAYS).str.to_date(),
-        pl.Series(DAYS).str.to_datetime(),
+        pl.Series([datetime.date.fromisoformat(day) for day in DAYS]),
+        pl.Series([datetime.datetime.fromisoformat(day) for day in DAYS]),
         [18262, 18627, 18444, 20089.0, 10592],
     ],
 )
