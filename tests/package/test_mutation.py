@@ -133,7 +133,7 @@ def test_a_mutant_that_is_not_noticed_fails_the_check_only_if_its_test_did_not_c
     file = "tests/package/test_mutation.py"
     one, other = list(mutants.values())[:2]
     caught = {
-        one.id: judge.Catch(f"{file}::test", record.sha(file), one.digest),
+        one.id: judge.Catch(f"{file}::test", record.digest(f"{file}::test"), one.digest),
         other.id: judge.Catch(f"{file}::test", "another hash", other.digest),
     }
     results = judge.Results(tmp_path / "results.jsonl")

@@ -2,7 +2,8 @@
 
 ``list`` prints the mutants, ``run`` does everything that is not done yet and can be stopped and started again,
 ``survivors`` prints what no test noticed and ``explained.toml`` does not explain. ``save`` writes which test caught
-which mutant into ``caught.json``; ``check`` looks for a while whether those tests still do.
+which mutant into ``caught.json``; ``check`` looks for a while whether those tests still do. ``selftest`` tries mutants
+against the scenes of the selftest.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ import sys
 import time
 from pathlib import Path
 
-from tools.mutate import forks, judge, record, rules, switch
+from tools.mutate import forks, judge, power, record, rules, switch
 
 STORE = rules.ROOT / ".mutants"
+COMMANDS = ("list", "run", "survivors", "save", "check", "selftest")
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tools.mutate", description=__doc__.split("\n")[0])
-    parser.add_argument("command", nargs="?", default="run", choices=["list", "run", "survivors", "save", "check"])
+    parser.add_argument("command", nargs="?", default="run", choices=COMMANDS)
     parser.add_argument("ids", nargs="*", help="only mutants whose id contains one")
     parser.add_argument("--rooms", nargs="+", help="only these rooms, in this order")
+    parser.add_argument("--scenes", nargs="+", help="selftest: only scenes whose names begin so")
     parser.add_argument("--jobs", type=int, default=1, help="how many at a time (1)")
     parser.add_argument("--sample", type=int, help="so many mutants, drawn with --seed (check: 80)")
     parser.add_argument("--seed", help="of the sample: the same seed draws the same mutants (check: the commit)")
@@ -45,7 +48,7 @@ def main() -> int:
         0, or 1 where a mutant survived that is not explained.
     """
     chosen = _options()
-    every = [one for path in rules.files() for one in rules.mutants_of(path)]
+    every = [one for path in rules.files() for one in rules.mutants_of(path)] + rules.written()
     mutants = [one for one in every if not chosen.rooms or one.room in chosen.rooms]
     if chosen.rooms:
         mutants.sort(key=lambda one: chosen.rooms.index(one.room))
@@ -66,6 +69,9 @@ def main() -> int:
             print(f"{one.id}\n    {one.path}:{one.line}  {' '.join(one.old.split())}  ->  {' '.join(one.new.split())}")
         print(f"{len(mutants)} mutants in {len({one.room for one in mutants})} rooms")
         return 0
+    if chosen.command == "selftest":
+        tree = switch.make_tree(chosen.store / "scenes", every)
+        return power.measure(every, mutants, tree, chosen.store / "selftest.json", chosen.scenes or [])
     results = judge.Results(chosen.store / "results.jsonl")
     if chosen.command == "survivors":
         return judge.report(mutants, results)

@@ -89,6 +89,8 @@ class Session:
     def pytest_runtestloop(self, session: Any) -> bool:
         """Do the jobs, ``at_a_time`` at a time."""
         items = {item.nodeid: item for item in session.items}
+        if "polars-0" in _threads():
+            raise pytest.UsageError("a test file computes with polars when it is imported: its threads end with a fork")
         owned = _owned()
         gc.collect()
         gc.freeze()
@@ -130,6 +132,11 @@ def _over(job: Job, folder: Path, code: int, seconds: float) -> None:
             noted.update(json.loads(line))
     shutil.rmtree(folder, ignore_errors=True)
     job.done({0: "passed", FAILED: "failed", TIMEOUT: "timeout", 1: "timeout"}.get(code, "died"), noted, seconds)
+
+
+def _threads() -> list[str]:
+    """The names of the threads of this process, where the system tells them."""
+    return [file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")]
 
 
 def _owned() -> list[Any]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.mutate import forks
-from tools.mutate.record import Record, beside, sha
+from tools.mutate.record import Record, beside, digest
 from tools.mutate.rules import ROOT, Mutant
 
 EXPLAINED = Path(__file__).with_name("explained.toml")
@@ -61,17 +61,17 @@ class Catch:
 
     Attributes:
         test: The test, which failed alone with the mutant :data:`TIMES` times out of as many.
-        file: The hash of its file then.
+        text: The hash of the test then (:func:`tools.mutate.record.digest`).
         digest: The hash of the mutant's function then.
     """
 
     test: str
-    file: str
+    text: str
     digest: str
 
     def same(self, mutant: Mutant) -> bool:
-        """Whether neither the test's file nor the mutant's function changed since."""
-        return (self.file, self.digest) == (sha(self.test.split("::")[0]), mutant.digest)
+        """Whether neither the test nor the mutant's function changed since."""
+        return (self.text, self.digest) == (digest(self.test), mutant.digest)
 
 
 def caught_by() -> dict[str, Catch]:
@@ -103,7 +103,7 @@ class Results:
             mutant: Of which.
             outcome: A word.
             test: The test that noticed it.
-            passed: The tests that did not, each with the hash of its file.
+            passed: The tests that did not, each with its hash.
             seconds: Of processor time.
         """
         entry = {"id": mutant.id, "digest": mutant.digest, "outcome": outcome, "test": test}
@@ -132,7 +132,7 @@ class Results:
 
         Returns:
             Its entry; none where it was judged neither here nor when what was kept was written, or where its function
-            changed since. What was kept also does not hold where the file of the test changed.
+            changed since. What was kept also does not hold where the test changed.
         """
         kept = self.kept.get(mutant.id)
         if (entry := self.get(mutant)) or not (kept and kept.same(mutant)):
@@ -239,7 +239,7 @@ class Judge:
         if not again and ((entry and entry["outcome"] in CAUGHT) or mutant.id in explained()):
             return None
         passed = dict(entry["passed"]) if entry and not again else {}
-        passed = {test: file for test, file in passed.items() if file == sha(test.split("::")[0])}
+        passed = {test: text for test, text in passed.items() if text == digest(test)}
         tests, total = [], 0.0
         hint = self.hints.get(mutant.id)
         candidates = [*([hint.test] if hint else []), *self.record.candidates(mutant)]
@@ -266,7 +266,7 @@ class Judge:
 
         def done(outcome: str, noted: dict[str, Any], seconds: float) -> None:
             good = [test for test, entry in noted.items() if entry["outcome"] in ("passed", "skipped")]
-            passed.update({test: sha(test.split("::")[0]) for test in good})
+            passed.update({test: digest(test) for test in good})
             if outcome == "passed":
                 self._settle(mutant, "survived", "", passed, spent + seconds)
                 return
@@ -280,7 +280,7 @@ class Judge:
                 nonlocal left, seconds
                 left, seconds = left - 1, seconds + more
                 if word == "passed":
-                    passed[test] = sha(test.split("::")[0])
+                    passed[test] = digest(test)
                     go_on(test, seconds)
                 else:
                     again()
@@ -332,14 +332,14 @@ def save(mutants: list[Mutant], results: Results) -> int:
     """
     found = {one: entry for one in mutants if (entry := results.known(one))}
     caught = {
-        one.id: Catch(entry["test"], sha(entry["test"].split("::")[0]), one.digest)
+        one.id: Catch(entry["test"], digest(entry["test"]), one.digest)
         for one, entry in found.items()
         if entry["outcome"] == "caught"  # how long a test takes is not the same everywhere
     }
     judged = {one.id for one in found}
     here = {one.id for one in mutants}
     caught |= {name: kept for name, kept in caught_by().items() if name in here - judged}
-    lines = {name: [kept.test, kept.file, kept.digest] for name, kept in sorted(caught.items())}
+    lines = {name: [kept.test, kept.text, kept.digest] for name, kept in sorted(caught.items())}
     text = ",\n".join(f"{json.dumps(name)}: {json.dumps(kept, ensure_ascii=False)}" for name, kept in lines.items())
     CAUGHT_BY.write_text(f"{{\n{text}\n}}\n", encoding="utf-8")
     print(f"{len(caught)} mutants and the tests that caught them: {CAUGHT_BY.name}")
@@ -409,7 +409,7 @@ class Check:
             seconds: How long that may take.
 
         Returns:
-            1 where no test notices a mutant any more although neither its function nor the file of the test that caught
+            1 where no test notices a mutant any more although neither its function nor the test that caught
             it changed; 0 otherwise.
         """
         print(f"{self.ran} mutants tried with the test that caught each: {len(self.missed)} not noticed", flush=True)
@@ -433,7 +433,7 @@ def verdict(missed: list[Mutant], results: Results, caught: dict[str, Catch]) ->
         caught: What was kept of each.
 
     Returns:
-        1 where no test notices a mutant although neither its function nor the file of its test changed, 0 otherwise.
+        1 where no test notices a mutant although neither its function nor its test changed, 0 otherwise.
     """
     broken = False
     for one in missed:

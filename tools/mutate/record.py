@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,44 @@ def sha(file: str) -> str:
     """
     path = ROOT / file
     return hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.exists() else ""
+
+
+def digest(test: str, text: str | None = None) -> str:
+    """A hash of a test: of its file without the other tests in it. Of an example in the source, of the whole file.
+
+    Args:
+        test: Its name.
+        text: The text of its file; None reads it.
+
+    Returns:
+        Twelve characters; none where there is no such file.
+    """
+    file, _, name = test.partition("::")
+    if text is None:
+        text = _text(file)
+    if not text or not file.startswith("tests/"):
+        return hashlib.sha256(text.encode()).hexdigest()[:12] if text else ""
+    parts = _parts(text)
+    kept = {own for own in parts if not own.startswith(("test_", "Test"))} | {name.split("::")[0].split("[")[0]}
+    return hashlib.sha256("\n".join(parts[own] for own in sorted(kept & parts.keys())).encode()).hexdigest()[:12]
+
+
+@cache
+def _text(file: str) -> str:
+    path = ROOT / file
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+@lru_cache(maxsize=64)
+def _parts(text: str) -> dict[str, str]:
+    """The functions and classes of a file by their names, and the rest of it under no name; without comments."""
+    parts, rest = dict[str, str](), []
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            parts[node.name] = parts.get(node.name, "") + ast.unparse(node)
+        else:
+            rest.append(ast.unparse(node))
+    return parts | {"": "\n".join(rest)}
 
 
 def _function(name: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -587,3 +588,52 @@ def files(rooms: list[str] | None = None) -> list[Path]:
         if "/" in short and not short.startswith(LEFT_OUT) and (not rooms or short.split("/")[0] in rooms):
             found.append(path)
     return found
+
+
+WRITTEN = Path(__file__).with_name("written.toml")
+
+
+def written() -> list[Mutant]:
+    """The mutants that people wrote, in sets: ``written.toml`` names a function, a text in it and what replaces it.
+
+    Returns:
+        In the order of the file, without those whose text is no longer there. The rule is the name of the set.
+    """
+    found = []
+    for one in tomllib.loads(WRITTEN.read_text(encoding="utf-8"))["fault"]:
+        name = f"src/tacit/{one['path']}"
+        source = (ROOT / name).read_text(encoding="utf-8")
+        around = _named(ast.parse(source), one["function"].split("."))
+        lines = source.splitlines(keepends=True)
+        first = sum(map(len, lines[: around.lineno - 1])) if around else 0
+        body = "".join(lines[around.lineno - 1 : around.end_lineno]) if around else ""
+        if around is None or body.count(one["old"]) != 1:
+            continue
+        begin = first + body.index(one["old"])
+        key = hashlib.sha256(f"{one['old']} {one['new']}".encode()).hexdigest()[:6]
+        found.append(
+            Mutant(
+                id=f"{one['path'].removesuffix('.py')}:{one['function']}:{one['set']}:{key}",
+                path=name,
+                function=one["function"],
+                rule=one["set"],
+                line=source.count("\n", 0, begin) + 1,
+                statement=one.get("statement", False),
+                digest=hashlib.sha256(body.strip().encode()).hexdigest()[:12],
+                begin=begin,
+                end=begin + len(one["old"]),
+                old=one["old"],
+                new=one["new"],
+            )
+        )
+    return found
+
+
+def _named(node: ast.AST, names: list[str]) -> Function | None:
+    """The function that these names lead to: of classes and functions, each inside the one before."""
+    for child in ast.walk(node):
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and child.name == names[0]:
+            if len(names) > 1:
+                return _named(ast.Module(body=child.body, type_ignores=[]), names[1:])
+            return None if isinstance(child, ast.ClassDef) else child
+    return None

@@ -71,6 +71,8 @@ def switched(source: str, mutants: dict[int, Mutant]) -> str:
                 indent = " " * (one.begin - source.rfind("\n", 0, one.begin) - 1)
                 text += f"if _mutant_on({number}):\n{indent}    {one.new}\n{indent}else:\n{indent}    {old}"
             else:
+                if ":=" in old:  # which an expression may hold in parentheses only
+                    old = f"({old})"
                 text += f"({one.new} if _mutant_on({number}) else {old})"
             at = one.end
         return text + source[at:end]
