@@ -32,8 +32,9 @@ SEEN = 3.0
 HIDDEN = 0.1
 #: Rows' shares of the variances are clipped at these many times their typical size, each for a part of μ². A few rows
 #: can hold most of a variance, so that one level alone would hide it, or drown it in noise.
-LEVELS, PARTS = (8.0, 64.0, 512.0, 4096.0), (0.4, 0.2, 0.2, 0.2)
-#: A higher level counts if it finds this many standard deviations more than the lowest.
+LEVELS, PARTS = (8.0, 32.0, 256.0, 2048.0), (0.4, 0.3, 0.15, 0.15)
+#: A higher level counts if its noise is no larger than what errors of equal variance add up to. Else it must find this
+#: many standard deviations more than the lowest, and what it may have missed is not in the intervals.
 FOUND = 2.0
 
 
@@ -175,7 +176,8 @@ def score_sums(
     """Ratios for :func:`with_sample` that are paid for: what Σ r²(aᵀx)² is, against Σ r² · mean (aᵀx)².
 
     Errors that are larger where a feature is far from its middle make a coefficient less certain than errors of equal
-    variance would. Each row gives one number for each coefficient, clipped at every level; a ratio below 1 counts as 1.
+    variance would. Each row gives one number for each coefficient, together clipped at every level. A ratio below 1
+    counts as 1.
 
     Guarantee: Gaussian releases that cost together what one of noise ``multiplier`` costs (their μ² add up). Each is a
     sum of vectors without negative entries, of length C at most: sensitivity C for adding a row, √2·C for replacing.
@@ -189,12 +191,13 @@ def score_sums(
     for rows in source.batches():
         scores = ((rows.x @ scale.T) * errors_of(rows, theta[:, None], residual)) ** 2
         for total, limit in zip(totals, limits, strict=True):
-            total += clipped_sum(np.minimum(scores, limit), limit * math.sqrt(size))
+            total += clipped_sum(scores, limit * math.sqrt(size))
     noisy, noises = np.zeros_like(totals), np.zeros((len(LEVELS), 1))
     for i, (limit, part) in enumerate(zip(limits, PARTS, strict=True)):
         sensitivity = source.shape.clipped_sum(limit * math.sqrt(size), "add-remove")
         noises[i] = sensitivity * multiplier / math.sqrt(part)
         noisy[i] = releases.gaussian_sum(totals[i], sensitivity, multiplier / math.sqrt(part))
-    counts = (noisy - noisy[0] > FOUND * noises) | (np.arange(len(LEVELS)) == 0)[:, None]
+    quiet = noises <= np.maximum(noisy[0], count * typical)
+    counts = quiet | (noisy - noisy[0] > FOUND * noises) | (np.arange(len(LEVELS)) == 0)[:, None]
     highest = np.where(counts, noisy + noises, 0.0).max(axis=0)
     return np.asarray(np.maximum(highest / (count * typical), 1.0))

@@ -355,7 +355,8 @@ class LinearRegression(LinearBase):
         spread = squares / max(count - task.width, 1.0)
         middle = spread * known.gram
         ratios = inference.score_sums(task.source, _residual, theta, found, known.gram, spread, count, score)
-        return inference.with_sample(found, middle, ratios)
+        most = np.diag(found.sample) / np.maximum(inference.forms(found.inverse, middle), 1e-300)  # as bounds allow
+        return inference.with_sample(found, middle, np.minimum(ratios, most))
 
     def _adassp(self, task: Task) -> None:
         """Wang (2018), with Gaussian noise calibrated exactly and the noise's own spectral edge as the ridge wanted."""
