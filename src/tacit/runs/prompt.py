@@ -569,6 +569,7 @@ def pate(task: PromptTask, journal: Journal) -> list[OperatorView]:
         sampler="none: every teacher votes on every query",
         generator=drawing.GENERATOR,
         covered=("the labels of the public queries, which of them have none, and everything computed from them",),
+        records_public=False,  # nothing on the card follows from their number
         pretrained=_pretrained(given),
         public_sources=_sources(task),
         data=task.name,
