@@ -173,6 +173,7 @@ def test_what_cannot_be_fitted_says_so_and_leaves_nothing(clinic):
     for arguments, said in (
         (["clinic.csv", "--schema", "clinic.toml", "--epsilon", 0], "epsilon: a number above 0"),
         (["clinic.csv", "--schema", "clinic.toml", "--epsilon", 1, "--accuracy", 1], "accuracy: the part"),
+        (["clinic.csv", "--schema", "clinic.toml", "--epsilon", 1, "--tuning", "typo"], "tuning: one of none"),
         (["none.csv", "--schema", "clinic.toml", "--epsilon", 1], "there is no file"),
         (["clinic.csv", "--schema", "clinic.toml", "--epsilon", 1, "--target", "agee"], "did you mean 'age'"),
         (["clinic.csv", "--schema", "clinic.toml", "--epsilon", 1, "--method", "best"], "method must be one of"),

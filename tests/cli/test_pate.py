@@ -102,8 +102,15 @@ def test_a_table_is_taught_by_person_and_charged(tmp_path):
         "--teachers", 12, "--model", "logistic", "--vote-noise", 4, "--ledger", tmp_path / "my.db",
         "--dataset", "clinic", "--runs", tmp_path / "runs",
     ]  # fmt: skip
-    told = run(*words, "--queries", 30)
+    typo = run(*words, "--queries", 30, "--tuning", "nonsense")
+    assert "tuning: one of none, charged" in typo.output
+    assert not ledger.history("clinic")
+    stated = ("--tuning", "none", "--uncovered", "a map", "--trust-model", "x", "--release", "y", "--contact", "z")
+    told = run(*words, "--queries", 30, *stated)
     assert told.exit_code == 0, told.output
+    card = read_card(tmp_path / "runs" / "clinic-1" / "privacy.json")
+    assert (card["accesses"]["tuning"], card["accesses"]["uncovered"]) == ("none", ["a map"])
+    assert "to be answered" not in (tmp_path / "runs" / "clinic-1" / "report.html").read_text()
     assert "add/remove one person" in told.stdout
     assert (tmp_path / "runs" / "clinic-1" / "student.joblib").exists()
     assert [record.confirmed for record in ledger.history("clinic")] == [True]

@@ -49,8 +49,11 @@ def test_a_tuned_adapter_has_a_card_a_report_and_one_charge(app, place, tmp_path
     line = ["tune", place / "notes.csv", "--model", place / "llm", *ASK, "--method", "lora", "--epsilon", 2, "--delta"]
     line += ["1e-4", "--steps", 2, "--batch", 20, "--evaluate", place / "test.csv", *BECAUSE, "--runs", tmp_path]
     line += ["--ledger", tmp_path / "my.db", "--dataset", "notes", "--name", "one", "--json"]
+    line += ["--tuning", "none", "--uncovered", "nothing"]
     told = json.loads(call(app, *line).stdout)
     assert told["epsilon"] <= 2
+    stated = json.loads((tmp_path / "one" / "privacy.json").read_text())["accesses"]
+    assert (stated["tuning"], stated["uncovered"]) == ("none", [])
     card = json.loads((tmp_path / "one" / "privacy.json").read_text())
     assert "PromptDPSGD: LoRA" in json.dumps(card)
     assert {r["model"] for r in told["results"]} == {"private", "zero-shot"}

@@ -280,6 +280,7 @@ def test_samplers_and_accountants_are_listed_side_by_side(web):
         ({"sampler": "none"}, "Sampler: one of"),
         ({"unit": "x" * 61}, "at most 60 characters"),
         ({"unit": "a\nb"}, "can be printed"),
+        ({"sampler": "shuffled"}, "Neighbours: shuffled has no price under add-remove; choose another"),
         ({"batch": "1", "records": "1e9", "epochs": "100"}, "more than a page can show"),
     ],
 )

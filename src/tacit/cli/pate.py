@@ -66,6 +66,7 @@ def pate(
     dataset: Annotated[str | None, option("The data's name in the ledger.")] = None,
     data_dir: Annotated[str | None, option("The folder of the known data sets.")] = None,
     purpose: Annotated[str | None, option("What the run is for. This is public.")] = None,
+    tuning: Annotated[str | None, option("For the card: how settings were chosen.")] = None,
     trust_model: Annotated[str | None, option("For the card: who is trusted with the data.")] = None,
     release: Annotated[str | None, option("For the card: what is released, to whom.")] = None,
     contact: Annotated[str | None, option("For the card: whom to ask.")] = None,

@@ -99,6 +99,7 @@ RUN: dict[str, Any] = {
     "evaluate": Annotated[str | None, option("Texts to evaluate on: a file, a known set, or set:split.")],
     "public_because": Annotated[str | None, option("Why the evaluation texts need no protection.")],
     "purpose": Annotated[str | None, option("What the run is for. This is public.")],
+    "tuning": Annotated[str | None, option("For the card: how settings were chosen.")],
     "trust_model": Annotated[str | None, option("For the card: who is trusted with the data.")],
     "release": Annotated[str | None, option("For the card: what is released, to whom.")],
     "contact": Annotated[str | None, option("For the card: whom to ask.")],

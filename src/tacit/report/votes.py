@@ -81,6 +81,7 @@ def describe_answers(answers: Answers, name: str, **rest: Any) -> Run:
         "steps_executed": len(answers),
         "basis": "every query that was asked, answered or not",
         "generator": privacy.details["noise"],
+        "records_public": False,  # nothing on the card follows from their number
         "covered": ("the labels, which queries have none, and every student trained on them",),
         "evaluations": tuple(evaluations),
     }

@@ -28,7 +28,7 @@ from tacit.runs.folder import resolved, taken_back
 from tacit.runs.journal import Journal
 from tacit.runs.progress import Reporter
 from tacit.runs.read import read_table
-from tacit.runs.settings import SettingsError, written
+from tacit.runs.settings import SettingsError, check_tuning, written
 from tacit.schema import Numeric, Schema, SchemaError
 
 FIT, MODEL = "fit.toml", "model.json"
@@ -69,6 +69,7 @@ class FitSettings:
             raise SettingsError(f"delta: a number from 0 to below 1, not {self.delta!r}")
         if not 0 <= self.accuracy < 1:
             raise SettingsError(f"accuracy: the part of ε for it, from 0 to below 1, not {self.accuracy!r}")
+        check_tuning({"tuning": self.tuning})
         if (self.ledger is None) != (self.dataset is None):
             raise SettingsError("ledger: give ledger and dataset together: the ledger, and the data's name in it")
         if self.ledger is not None and "://" not in self.ledger and not Path(self.ledger).exists():

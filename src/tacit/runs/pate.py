@@ -27,7 +27,7 @@ from tacit.runs.folder import resolved, taken_back
 from tacit.runs.journal import Journal
 from tacit.runs.progress import Reporter
 from tacit.runs.read import DataError, is_known, read_table
-from tacit.runs.settings import again, settings_file, written
+from tacit.runs.settings import again, check_tuning, settings_file, written
 from tacit.schema import Encoded, Schema
 
 MODELS = ("logistic", "forest", "boosting")
@@ -74,7 +74,8 @@ class VotesRun:
         """Every run can go on."""
 
     def read(self) -> None:
-        """Nothing yet: who teaches which rows is drawn from the secret of the run."""
+        """No row yet: who teaches which rows is drawn from the secret of the run."""
+        check_tuning(self.given)
 
     def make(self, journal: Journal, data: None, progress: Reporter) -> list[OperatorView]:
         """Votes, one charge, noisy answers; then the release is decided."""

@@ -28,7 +28,7 @@ from tacit.runs.folder import as_it_was, resolved
 from tacit.runs.journal import Journal
 from tacit.runs.progress import Reporter
 from tacit.runs.read import read_table
-from tacit.runs.settings import SettingsError, again, settings_file, written
+from tacit.runs.settings import SettingsError, again, check_tuning, settings_file, written
 
 #: The settings of a run, in its folder.
 CONFIG = "prompt.config.json"
@@ -108,6 +108,7 @@ class PromptRun:
 
     def read(self) -> PromptTask:
         """The texts, and how to ask about them."""
+        check_tuning(self.given)
         return prepare(self.kind, self.given)
 
     def make(self, journal: Journal, data: PromptTask, progress: Reporter) -> list[OperatorView]:
@@ -568,6 +569,7 @@ def pate(task: PromptTask, journal: Journal) -> list[OperatorView]:
         sampler="none: every teacher votes on every query",
         generator=drawing.GENERATOR,
         covered=("the labels of the public queries, which of them have none, and everything computed from them",),
+        records_public=False,  # nothing on the card follows from their number
         pretrained=_pretrained(given),
         public_sources=_sources(task),
         data=task.name,

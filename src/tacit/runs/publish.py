@@ -26,11 +26,11 @@ SHOWN = {"card": "privacy.json", "report": "report.html"}
 
 
 def stated(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the user says about a run, for its card: purpose and what is not covered, where given, and the statement."""
+    """What the user says about a run, for its card: its purpose, its tuning, what else was released, the statement."""
     words = {key: str(given[key]) for key in ("trust_model", "release", "contact") if given.get(key)}
-    purpose = {"purpose": str(given["purpose"])} if given.get("purpose") else {}
+    said = {key: str(given[key]) for key in ("purpose", "tuning") if given.get(key)}
     beside = {"uncovered": tuple(given["uncovered"])} if given.get("uncovered") else {}
-    return purpose | beside | {"statement": Statement(**words)}
+    return said | beside | {"statement": Statement(**words)}
 
 
 def save_weights(path: Path, state: Mapping[str, Tensor]) -> bytes:

@@ -9,7 +9,7 @@ import dataclasses
 import math
 import numbers
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -274,6 +274,15 @@ def make(values: dict[str, Any], where: str = "") -> Settings:
         return Settings(**values)
     except SettingsError as error:
         raise SettingsError(f"{where}: {error}" if where else str(error)) from None
+
+
+def check_tuning(given: Mapping[str, Any]) -> None:
+    """Refuse other words about how settings were chosen, before anything is charged.
+
+    >>> check_tuning({"tuning": "charged"})
+    """
+    if (stated := given.get("tuning", "not stated")) not in CHOICES["tuning"]:
+        raise SettingsError(f"tuning: one of {', '.join(CHOICES['tuning'])}, not {stated!r}")
 
 
 def _typed(name: str, value: Any, hint: Any) -> Any:

@@ -7,13 +7,14 @@ import html
 from collections.abc import Mapping
 from typing import Any
 
+from tacit import accounting as acc
 from tacit.ledger import Advice, BudgetExceeded, Ledger, LedgerError
 from tacit.ledger.service import CHARGE, READ
 from tacit.ledger.tokens import Token, require
 from tacit.report import words
 from tacit.report.elements import shown, table
 from tacit.report.words import number, rounded
-from tacit.studio.cost import Planned
+from tacit.studio.cost import Planned, no_price
 from tacit.studio.fields import alert
 from tacit.studio.state import Studio
 
@@ -112,6 +113,8 @@ def planned(studio: Studio, who: Token, values: Mapping[str, Any]) -> dict[str, 
     try:
         price = ledger.quote(dataset, plan.mechanism)
         before, after = ledger.budget(dataset, exact=False), ledger.foresee(dataset, plan.mechanism)
+    except acc.AdjacencyError:
+        raise no_price(plan) from None
     except BudgetExceeded as error:
         said = _refused(error.advice) if error.advice is not None else alert(f"Would be refused: {error}")
         return {"html": said, "granted": False}

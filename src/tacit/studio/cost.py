@@ -7,7 +7,7 @@ import functools
 import html
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -98,6 +98,27 @@ class Planned:
         return part.max_batch if isinstance(part, acc.TruncatedPoissonSampled) else None
 
 
+def no_price(plan: Planned) -> FieldError:
+    """What is wrong where a sampler has no price between such neighbours."""
+    return FieldError(f"Neighbours: {plan.sampler} has no price under {plan.adjacency}; choose another", "adjacency")
+
+
+def _of_a_run(
+    answer: Callable[[Planned, Mapping[str, Any]], dict[str, Any]],
+) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """A question about the run that a form describes."""
+
+    @functools.wraps(answer)
+    def asked(values: Mapping[str, Any]) -> dict[str, Any]:
+        plan = Planned.read(values)
+        try:
+            return answer(plan, values)
+        except acc.AdjacencyError:
+            raise no_price(plan) from None
+
+    return asked
+
+
 @functools.lru_cache(1024)
 def priced(plan: Planned, tolerance: float | None = None) -> acc.Bound:
     """The certified price of a run."""
@@ -154,9 +175,9 @@ def _width(rough: Any) -> float | None:
     return max(ROUGH, float(f"{ROUGH_SHARE * shown:.1g}"))  # a nan is no width
 
 
-def price(values: Mapping[str, Any]) -> dict[str, Any]:
+@_of_a_run
+def price(plan: Planned, values: Mapping[str, Any]) -> dict[str, Any]:
     """ε with its terms, the claim in a sentence, and how to ask for it elsewhere."""
-    plan = Planned.read(values)
     bound = priced(plan, _width(values.get("rough")))
     shown = number(rounded(bound.upper))
     text = (
@@ -173,9 +194,9 @@ def price(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"html": text, "epsilon": bound.to_dict(), "steps": plan.steps}
 
 
-def attack(values: Mapping[str, Any]) -> dict[str, Any]:
+@_of_a_run
+def attack(plan: Planned, _: Mapping[str, Any]) -> dict[str, Any]:
     """What any attack can find out, in words."""
-    plan = Planned.read(values)
     found = acc.risk(plan.mechanism, fpr=[0.01], prior=0.1, adjacency=plan.adjacency, group=plan.group)
     unit = html.escape(plan.unit)
     text = (
@@ -193,9 +214,9 @@ def _percent(share: float) -> str:
     return f"{math.ceil(share * 1000 * (1 - 1e-12)) / 10:g}%"
 
 
-def curves(values: Mapping[str, Any]) -> dict[str, Any]:
+@_of_a_run
+def curves(plan: Planned, _: Mapping[str, Any]) -> dict[str, Any]:
     """ε over the steps, and the trade-off curve."""
-    plan = Planned.read(values)
     bound = priced(plan)
     if not math.isfinite(bound.upper):
         return {"html": "<p>No curve is shown, because no finite ε is claimed.</p>"}
@@ -271,9 +292,9 @@ def _cell(bound: acc.Bound | None) -> str:
     return f"{number(rounded(bound.upper, 3))}<br><small>≥ {number(rounded(bound.lower, 3, up=False))}</small>"
 
 
-def accountants(values: Mapping[str, Any]) -> dict[str, Any]:
+@_of_a_run
+def accountants(plan: Planned, _: Mapping[str, Any]) -> dict[str, Any]:
     """What every accountant says about the run."""
-    plan = Planned.read(values)
     found = acc.compare(plan.mechanism, plan.delta, adjacency=plan.adjacency, group=plan.group)
     rows = []
     for way in found:

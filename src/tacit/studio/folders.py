@@ -13,7 +13,7 @@ from typing import Any
 from tacit.ledger import Release
 from tacit.report import CardError, make_page, officer, read_card
 from tacit.report.elements import entry, shown, table
-from tacit.report.words import number, rounded
+from tacit.report.words import number, rounded, size
 from tacit.runs.progress import PROGRESS
 from tacit.studio.fields import FieldError, kept
 from tacit.studio.state import Studio
@@ -185,7 +185,7 @@ def _compared(cards: list[tuple[str, Release]]) -> str:
 def _results(card: Release) -> dict[str, str]:
     found = card["evaluation"]
     whole = [found[key] for key in found if not found[key]["group"] and found[key]["model"] in ("private", "release")]
-    return {str(one["metric"]): f"{one['value']:.4g}" if isinstance(one["value"], float) else shown(one["value"])
+    return {str(one["metric"]): size(one["value"]) if isinstance(one["value"], float) else shown(one["value"])
             for one in whole}  # fmt: skip
 
 
