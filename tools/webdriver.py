@@ -30,6 +30,22 @@ def programs() -> tuple[str, str] | None:
     return None if browser is None or driver is None else (browser, driver)
 
 
+def _started(driver: str) -> tuple[subprocess.Popen[str], str]:
+    """The driver, and its port. It ends where somebody else takes the free port that it chose, and is started again."""
+    said = ""
+    for _ in range(5):
+        process = subprocess.Popen(
+            [driver, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        assert process.stdout is not None
+        for line in process.stdout:
+            said += line
+            if "successfully on port " in line:
+                return process, line.rsplit("port ", 1)[1].rstrip(".\n")
+        process.wait()
+    raise RuntimeError(f"{driver} does not start: {said}")
+
+
 class Browser:
     """A browser with one window.
 
@@ -44,13 +60,7 @@ class Browser:
         if found is None:
             raise RuntimeError("there is no Chromium with its driver: apt-get install chromium chromium-driver")
         self.folder = tempfile.TemporaryDirectory(prefix="tacit-browser-", ignore_cleanup_errors=True)
-        self.driver = subprocess.Popen(
-            [found[1], "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
-        )
-        assert self.driver.stdout is not None
-        port = next(
-            line.rsplit("port ", 1)[1].rstrip(".\n") for line in self.driver.stdout if "successfully on port " in line
-        )
+        self.driver, port = _started(found[1])
         self.base = f"http://127.0.0.1:{port}"
         own = ["--no-sandbox"] if os.geteuid() == 0 else []
         arguments = [
