@@ -79,9 +79,7 @@ def stream(source: Path) -> str:
     for batch in training:
         training.step(batch)
     took = (time.perf_counter() - began) / training.plan.steps
-    return (
-        f"{took * 1000:.0f} ms a step, {training.plan.steps:,} steps, {training.privacy.details['sampler']}"
-    )
+    return f"{took * 1000:.0f} ms a step, {training.plan.steps:,} steps, {training.privacy.details['sampler']}"
 
 
 def main() -> None:
