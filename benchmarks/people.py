@@ -109,7 +109,7 @@ def step_times(
     model: nn.Module, x: torch.Tensor, y: torch.Tensor, loss: Any, rows: int, most: int, steps: int,
     ways: tuple[str, ...] = ("rows", "people"),
 ) -> dict[str, float]:  # fmt: skip
-    """Median seconds of a step that draws rows, and of one that draws people, for as many rows."""
+    """Median seconds of a processor for a step that draws rows, and for one that draws people, of as many rows."""
     ids = np.arange(len(x)) // most
     runs = {}
     for name in ways:
@@ -123,9 +123,9 @@ def step_times(
     taken: dict[str, list[float]] = {name: [] for name in runs}
     for batches in zip(*runs.values(), strict=True):
         for (name, run), batch in zip(runs.items(), batches, strict=True):
-            began = time.perf_counter()
+            began = time.process_time()
             run.step(batch)
-            taken[name].append(time.perf_counter() - began)
+            taken[name].append(time.process_time() - began)
     return {name: statistics.median(values[2:] or values) for name, values in taken.items()}
 
 

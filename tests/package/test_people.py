@@ -382,3 +382,16 @@ def test_the_card_says_unit_and_cap():
 def test_a_column_that_is_not_there_is_refused():
     with pytest.raises(ValueError, match="names a column"):
         of_drop_in(*people(True)[:2], "who")
+
+
+def test_of_each_person_rows_are_drawn_alike_and_anew_in_each_step():
+    ids = np.r_[np.repeat(np.arange(20), 5), np.arange(20, 30)]
+    units, key, seen = Units.of(ids, len(ids)), Key(bytes(32)), np.zeros(len(ids))
+    for step in range(500):
+        rows, weights = units.choose(np.arange(30), 2, key, step)
+        assert (ids[rows] == np.arange(30)[:, None]).all()
+        assert (rows[:20, 0] < rows[:20, 1]).all()
+        assert (weights[20:] == [2, 0]).all()
+        np.add.at(seen, rows[:20].ravel(), 1)
+    assert (np.abs(seen[:100] - 200) < 10 * np.sqrt(500 * 0.4 * 0.6)).all()
+    assert units.choose(np.zeros(0, np.int64), 2, key, 0)[0].shape == (0, 2)

@@ -436,13 +436,16 @@ class Units:
         A unit with more records gives ``most`` of them, drawn at random; with fewer, the empty places repeat its first
         record with weight 0.
         """
-        words = uniform(key, step, len(self.order))
+        sizes = self.starts[chosen + 1] - self.starts[chosen]
+        words, used = uniform(key, step, int(sizes[sizes > most].sum())), 0
         rows = np.zeros((len(chosen), most), dtype=np.int64)
         weights = np.zeros((len(chosen), most), dtype=np.float32)
         for i, unit in enumerate(chosen.tolist()):
             own = self.order[self.starts[unit] : self.starts[unit + 1]]
             if len(own) > most:
-                own = np.sort(own[np.argsort(words[own], kind="stable")[:most]])
+                drawn = words[used : used + len(own)]
+                used += len(own)
+                own = np.sort(own[np.argsort(drawn, kind="stable")[:most]])
             rows[i] = own[0]
             rows[i, : len(own)] = own
             weights[i, : len(own)] = most / len(own)

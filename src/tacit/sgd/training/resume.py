@@ -31,6 +31,7 @@ from tacit.sgd.sharding.ranks import Ranks
 from tacit.sgd.sharding.shards import ShardedParameters
 from tacit.sgd.training import checkpoint as checkpoints
 from tacit.sgd.training import identity
+from tacit.sgd.training.arriving import FirstRows
 from tacit.sgd.training.checkpoint import CheckpointError, ForkWarning, RunState
 from tacit.sgd.training.config import RunSettings
 from tacit.sgd.training.data import Records, Units
@@ -71,7 +72,7 @@ class Resumable(OneProcess):
     scheduler: Any
     parameters: dict[str, Tensor]
     records: Records
-    units: Units | KeptRows | None
+    units: Units | KeptRows | FirstRows | None
     device: torch.device
     plan: Plan
     ranks: Ranks

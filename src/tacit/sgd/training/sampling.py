@@ -331,10 +331,11 @@ class RandomBins(_EachPass):
         number, place = divmod(step, self.steps_per_epoch)
         together = max(1, AT_ONCE // self.batch_size)
         first = place - place % together
-        asked = (key.fingerprint(), self.size, self.batch_size, units, number, first)
+        last = min(first + together, self.steps_per_epoch)
+        asked = (key.fingerprint(), self.size, self.batch_size, units, number, first, last)
         found = _SWEPT.get(asked)
         if found is None:
-            found = self._sweep(key, number, units, first, min(first + together, self.steps_per_epoch))
+            found = self._sweep(key, number, units, first, last)
             if len(_SWEPT) > 1:
                 _SWEPT.clear()
             _SWEPT[asked] = found
