@@ -528,7 +528,7 @@ def test_a_service_that_is_gone_is_a_message(service, monkeypatch):
 
 @pytest.mark.parametrize("status", [502, 404, 200])
 def test_a_proxy_whose_service_is_gone_and_a_page_of_another_are_the_same_message(monkeypatch, status):
-    """The wrong version spoke of an answer that this version of tacit does not understand, or failed with a KeyError."""
+    """The wrong version spoke of an answer that tacit does not understand, or failed with a KeyError."""
     import http.server
 
     class Proxy(http.server.BaseHTTPRequestHandler):
