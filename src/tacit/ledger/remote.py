@@ -99,16 +99,20 @@ class RemoteLedger(Ledger):
                 # a line that the service closed meanwhile ends without a word: that is no fault of its certificate
                 ended = isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError)
                 if (isinstance(error, ssl.SSLError) and not ended) or time.monotonic() > until:
-                    raise ServerUnreachable(
-                        f"no answer from {self._address} ({type(error).__name__}): is the service running, and is the "
-                        "address right? Whether the last request was granted is not known; sent again with the same "
-                        "number it is one charge"
-                    ) from None
+                    raise self._silent(type(error).__name__) from None
             time.sleep(pause)
             pause = min(pause * 2, 2.0)
-        if status == 200:
+        if status == 200 and answer:
             return answer
+        if not answer.get("error"):  # not from the service: a proxy whose service is down, or another page
+            raise self._silent(f"HTTP status {status}")
         raise _error(answer, self._address)
+
+    def _silent(self, why: str) -> ServerUnreachable:
+        return ServerUnreachable(
+            f"no answer from {self._address} ({why}): is the service running, and is the address right? Whether the "
+            "last request was granted is not known; sent again with the same number it is one charge"
+        )
 
     def _send(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, Any]]:
         line: _Line | None = getattr(self._local, "line", None)
