@@ -120,6 +120,13 @@ def test_rare_participation_is_narrow_and_inside_what_the_lattice_said(
     assert bound.width <= 1e-4 * bound.upper
 
 
+def test_a_root_is_found_from_where_the_sum_of_a_cluster_has_no_number() -> None:
+    run = acc.PureDP(1.60238 - 5.35669373e-07) + poisson(
+        7.74853e-05 * (1 + 1.30400005e-06), 2.05323 + 3.61595055e-07, 12
+    )
+    assert 1.60238 < acc.epsilon(run, 3.0120746022969916e-12, adjacency="replace-one").upper < 1.61
+
+
 def test_the_curve_over_few_participations_has_points_on_the_way() -> None:
     curve = acc.epsilon_over_steps(acc.PoissonSampled(acc.Gaussian(0.6), 1e-4), 20, 1e-6)
     assert len(curve) >= 7
