@@ -178,6 +178,8 @@ acc.epsilon(sampled * 1000, 1e-5, tolerance=1e-13)  # the finest lattice there i
 acc.epsilon(acc.PoissonSampled(acc.Gaussian(0.3), 1e-5) * 3000 + sampled * 100, 1e-9, tolerance=1e-13)
 acc.epsilon(acc.DiscreteGaussian(3000.0) * 10**6 + acc.DiscreteLaplace(7.0), 1e-6, tolerance=1e-12)
 acc.epsilon(acc.FixedSizeSampled(acc.Gaussian(1.1), 256, 60000) * 3515, 1e-5, adjacency="zero-out", tolerance=1e-12)
+cut = acc.TruncatedPoissonSampled(acc.Gaussian(1.084), 3.87e-4, examples=5165, max_batch=7)
+acc.epsilon(cut * 148, 2e-4, adjacency="replace-one")
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) / 1024)
 """
 
