@@ -237,7 +237,7 @@ class LatticeCurve:
         self.start = centre
         self.upper = _Composed(upper, c, self.step, self.size, centre, guide)
         upper.clear()  # the memory is needed for the others
-        below: tuple[Parts, Parts] = [], []
+        below: tuple[list[tuple[LatticeLaw, int]], ...] = [], []
         for loss, times in parts:
             for laws, law in zip(below, seen(loss, self.step, tail), strict=True):
                 laws.append((law, times))
