@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import ndtr, ndtri
 
 from tacit import accounting as acc
 from tacit.accounting.derived import DrawnLoss, SampledLoss, law_of_profile, symmetric_law
@@ -53,6 +54,7 @@ def test_a_sample_of_a_selection_costs_less_than_the_selection(base: acc.Mechani
     assert 0 < sampled.upper < 0.9 * all_of_it.upper
 
 
+ALPHA = np.geomspace(1e-14, 0.999, 300)
 #: A statement, and a weaker one about the same mechanism.
 STRONGER: list[tuple[acc.Mechanism, acc.Mechanism]] = [
     (acc.ExponentialMechanism(0.3), acc.PureDP(0.3)),
@@ -73,6 +75,14 @@ STRONGER: list[tuple[acc.Mechanism, acc.Mechanism]] = [
     (acc.Outcomes([0.6, 0.4], [0.45, 0.55]), acc.PureDP(0.35)),
     (acc.Gaussian(20.0), acc.Selected(acc.Gaussian(20.0), gamma=0.5)),
     (acc.VoteCheck(20.0), acc.Votes(20.0)),
+    (acc.Votes(20.0), acc.Gaussian(20.0 / math.sqrt(2))),
+    (acc.LaplaceVotes(20.0), acc.Laplace(10.0)),
+    (acc.GDP(0.2), acc.TradeoffDP.on_curve(ALPHA, ndtr(-ndtri(ALPHA) - 0.2))),
+    (acc.BallsInBins(acc.Gaussian(2.0), 50), acc.Gaussian(2.0)),
+    (acc.BallsInBins(acc.Gaussian(2.0), 60), acc.BallsInBins(acc.Gaussian(2.0), 50)),
+    (acc.FixedSizeSampled(acc.Gaussian(2.0), 50, 1000), acc.FixedSizeSampled(acc.Gaussian(2.0), 60, 1000)),
+    (acc.PoissonSampled(acc.Selected(acc.Gaussian(20.0)), 0.1), acc.Selected(acc.Gaussian(20.0))),
+    (acc.PoissonSampled(acc.Outcomes([0.6, 0.4], [0.45, 0.55]), 0.1), acc.PoissonSampled(acc.PureDP(0.35), 0.1)),
 ]
 BESIDE = [acc.nothing(), RUN, acc.Laplace(3.0) * 2, acc.ZCDP(0.01) + acc.PureDP(0.05), poisson(1e-4, 0.6, 2000)]
 
@@ -124,12 +134,13 @@ def _families(e: float, rate: float) -> list[tuple[acc.Mechanism, acc.Mechanism]
     st.integers(1, 12),
     st.sampled_from(BESIDE),
     st.floats(-9, -3).map(lambda x: 10.0**x),
+    st.sampled_from([1, 1, 3]),
 )
 def test_strengthening_a_part_never_raises_the_whole_whatever_the_parameters(
-    e: float, rate: float, family: int, times: int, beside: acc.Mechanism, delta: float
+    e: float, rate: float, family: int, times: int, beside: acc.Mechanism, delta: float, group: int
 ) -> None:
     strong, weak = _families(e, rate)[family]
-    less, more = (acc.epsilon(beside + part * times, delta) for part in (strong, weak))
+    less, more = (acc.epsilon(beside + part * times, delta, group=group) for part in (strong, weak))
     assert less.lower <= more.upper
     assert less.upper <= more.upper + max(less.width if less.tight else 0.0, 1e-4 * more.upper + 1e-5)
 

@@ -120,6 +120,13 @@ def test_rare_participation_is_narrow_and_inside_what_the_lattice_said(
     assert bound.width <= 1e-4 * bound.upper
 
 
+def test_a_root_is_found_from_where_the_sum_of_a_cluster_has_no_number() -> None:
+    run = acc.PureDP(1.60238 - 5.35669373e-07) + poisson(
+        7.74853e-05 * (1 + 1.30400005e-06), 2.05323 + 3.61595055e-07, 12
+    )
+    assert 1.60238 < acc.epsilon(run, 3.0120746022969916e-12, adjacency="replace-one").upper < 1.61
+
+
 def test_the_curve_over_few_participations_has_points_on_the_way() -> None:
     curve = acc.epsilon_over_steps(acc.PoissonSampled(acc.Gaussian(0.6), 1e-4), 20, 1e-6)
     assert len(curve) >= 7
@@ -171,6 +178,8 @@ acc.epsilon(sampled * 1000, 1e-5, tolerance=1e-13)  # the finest lattice there i
 acc.epsilon(acc.PoissonSampled(acc.Gaussian(0.3), 1e-5) * 3000 + sampled * 100, 1e-9, tolerance=1e-13)
 acc.epsilon(acc.DiscreteGaussian(3000.0) * 10**6 + acc.DiscreteLaplace(7.0), 1e-6, tolerance=1e-12)
 acc.epsilon(acc.FixedSizeSampled(acc.Gaussian(1.1), 256, 60000) * 3515, 1e-5, adjacency="zero-out", tolerance=1e-12)
+cut = acc.TruncatedPoissonSampled(acc.Gaussian(1.084), 3.87e-4, examples=5165, max_batch=7)
+acc.epsilon(cut * 148, 2e-4, adjacency="replace-one")
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) / 1024)
 """
 

@@ -181,6 +181,36 @@ def test_failures_inside_a_selection_are_paid_for_every_run_that_is_expected(dis
     assert math.isinf(acc.renyi(search, [4.0])[0])
 
 
+@pytest.mark.parametrize(
+    "brought",
+    [
+        acc.LossLaw([-0.2, 0.2], [0.45, 0.55 - 1e-9], 1e-9),
+        acc.LossLaw([-0.1, 0.2], [0.5, 0.5 - 2e-9], 2e-9, [-0.2, 0.1], [0.3, 0.7 - 1e-9], 1e-9),
+        acc.Outcomes([0.5, 0.5 - 3e-9, 3e-9], [0.4, 0.6, 0.0]),
+        acc.ProfileDP([0.0, 0.3], [0.1, 4e-9]),
+        acc.TradeoffDP([0.0, 0.4, 1 - 5e-9], [1 - 5e-9, 0.4, 0.0]),
+    ],
+    ids=lambda mechanism: type(mechanism).__name__,
+)
+def test_what_was_brought_may_fail_and_pays_for_it_from_what_is_kept(brought):
+    near, failure = brought.without_failure()
+    laws = [brought.pair("add-remove", direction) for direction in ("remove", "add")]
+    assert failure == max(loss.infinity for loss in laws) > 0
+    for name in ("tight", "renyi"):
+        ledger = Ledger()
+        ledger.register("people", epsilon=2.0, delta=1e-4, rule=name)
+        charge = ledger.charge("people", brought * 3)
+        assert charge.price.failure == pytest.approx(3 * failure)
+        ledger.verify(reprice=True).require()
+    # the definition: with what comes back and the failure, δ is at no ε below that of the mechanism
+    for times, epsilon in ((1, 0.0), (1, 0.15), (4, 0.3), (4, 0.9)):
+        least = acc.delta(brought * times, epsilon).lower
+        assert least <= acc.delta(near * times, epsilon).upper + times * failure
+        # the wrong version: nothing paid for failures. It shows where all else is within ε
+        if epsilon >= 0.9:
+            assert least > acc.delta(near * times, epsilon).upper
+
+
 def test_what_the_rules_cannot_do_is_said_at_once():
     ledger = Ledger()
     with pytest.raises(TermsError, match="needs δ > 0"):

@@ -204,6 +204,19 @@ class Mechanism:
         bounded = loss is not None and loss.infinity == 0 and self.extra_delta(group) == 0
         return max(loss.supremum, 0.0) if loss is not None and bounded else math.inf
 
+    def without_failure(self) -> tuple[Mechanism, float]:
+        """What this mechanism is like except with a small probability: for rules that need finite Rényi divergences.
+
+        Guarantee:
+            For any two neighbours there is a run of the mechanism that comes back, on the data of one of them, from
+            which this one differs with at most the probability that comes back.
+
+        Returns:
+            The mechanism given that its loss is finite, and the larger probability of an infinite loss. The mechanism
+            itself and 0 where it states no such failure.
+        """
+        return self, 0.0
+
     def is_tight(self, adjacency: str, group: int = 1) -> bool:
         """Whether :meth:`pair` is the exact worst case, not only an upper bound on it.
 

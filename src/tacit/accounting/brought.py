@@ -51,6 +51,20 @@ class _Brought(_Stated):
         """The loss of one record."""
         raise NotImplementedError
 
+    def without_failure(self) -> tuple[Mechanism, float]:
+        # given that it is finite, the masses of P grow, and so does their ratio to those of Q
+        laws = [self._law(direction) for direction in DIRECTIONS]
+        failure = max(loss.infinity for loss in laws)
+        if not 0 < failure < 1:
+            return self, failure
+        sides: list[tuple[float, ...]] = []
+        for loss in laws[: 1 if laws[0].symmetric else 2]:
+            values, p = loss.atoms()
+            more = 1 / (1 - loss.infinity)
+            sides += [tuple((values + math.log(more)).tolist()), tuple((p * more).tolist())]
+        one, other = (*sides[:2], 0.0), (*sides[2:], 0.0) if len(sides) > 2 else ()
+        return LossLaw(*one, *other, unit=self.unit, adjacency=self.adjacency), failure  # type: ignore[arg-type]
+
     def pair(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
         if group == 1:
             return self._law(direction)
@@ -285,6 +299,9 @@ class RenyiDP(_Brought):
             raise AccountingError(f"there are {len(self.orders)} orders and {len(self.divergences)} divergences")
         if not (self.orders[0] > 1 and np.all(np.diff(self.orders) > 0) and math.isfinite(self.orders[-1])):
             raise AccountingError("orders are finite numbers above 1, ascending")
+
+    def without_failure(self) -> tuple[Mechanism, float]:
+        return self, 0.0
 
     def pair(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
         return None

@@ -326,9 +326,9 @@ def least_of(losses: Sequence[Loss], *, points: int = 600) -> Loss:
 
 def reach(losses: Sequence[Loss], least: float = 1e-40) -> float:
     """The smallest loss at which one of these has a δ of at most ``least`` more than at any, or that none exceeds."""
-    top = min(loss.supremum for loss in losses)
+    top, always = min(loss.supremum for loss in losses), min(loss.infinity for loss in losses)
     high = min(1e-6, top)
-    while high < top and high < 700 and min(sum(loss.profile(high)) for loss in losses) > least:
+    while high < top and high < 700 and min(sum(x.profile(high), x.infinity - always) for x in losses) > least:
         high *= 1.3
     return min(high, top)
 

@@ -237,9 +237,13 @@ class LatticeCurve:
         self.start = centre
         self.upper = _Composed(upper, c, self.step, self.size, centre, guide)
         upper.clear()  # the memory is needed for the others
-        below = [(seen(loss, self.step, tail), times) for loss, times in parts]
-        self.of_p = _Composed([(pair[0], times) for pair, times in below], c, self.step, self.size, centre, guide)
-        self.of_q = _Composed([(pair[1], times) for pair, times in below], c, self.step, self.size, centre, None)
+        below: tuple[list[tuple[LatticeLaw, int]], ...] = [], []
+        for loss, times in parts:
+            for laws, law in zip(below, seen(loss, self.step, tail), strict=True):
+                laws.append((law, times))
+        self.of_p = _Composed(below[0], c, self.step, self.size, centre, guide)
+        below[0].clear()
+        self.of_q = _Composed(below[1], c, self.step, self.size, centre, None)
         # the loss that a total of cell numbers stands for, where its masses have digits
         one, two = self.of_p, self.of_q
         known = (one.p > 10 * one.noise) & (two.p > 10 * two.noise)
@@ -316,12 +320,18 @@ class _Composed:
             folded = np.zeros(size, dtype=kind)
             np.add.at(folded, law.k % size, weights)
             transform = np.fft.rfft(folded)
-            gone |= transform == 0
-            log_power += times * np.log(np.where(transform == 0, 1.0, transform))
+            del weights, folded  # these are the largest arrays there are
             modulus = np.abs(transform).astype(float)
             relative += times * error / np.maximum(modulus, 1e-300)
             log_ceiling += times * np.log(modulus + error)
-        power = np.where(gone, 0.0, np.exp(log_power))
+            gone |= transform == 0
+            transform[transform == 0] = 1.0
+            np.log(transform, out=transform)
+            transform *= times
+            log_power += transform
+            del transform, modulus
+        power = np.exp(log_power, out=log_power)
+        power[gone] = 0.0
         size_of = np.abs(power).astype(float)
         # an entry is wrong by e^{relative} - 1 of its modulus, and its true modulus is below the ceiling
         wrong = np.where(relative < 1, size_of * np.expm1(np.minimum(relative, 1.0)), size_of + np.exp(log_ceiling))

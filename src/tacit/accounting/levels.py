@@ -197,7 +197,8 @@ class Levels:
             if contour is not None:
                 log_one, log_slope = contour.middle(epsilon)
                 if log_one > -700:
-                    value, slope = value + math.exp(log_one), slope + math.exp(log_one) * log_slope
+                    size = math.exp(min(log_one, 600.0))
+                    value, slope = value + size, slope + size * log_slope
         if value <= 0:
             return -math.inf, -1.0 / max(self.cluster_scale, 1e-300)
         return math.log(value), min(slope / value, -1e-12)

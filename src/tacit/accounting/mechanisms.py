@@ -361,6 +361,9 @@ class ApproxDP(_Stated):
         steps = math.fsum(math.exp(i * self.epsilon) for i in range(group))
         return group * self.epsilon, min(1.0, self.delta * steps * (1 + 1e-13))
 
+    def without_failure(self) -> tuple[Mechanism, float]:
+        return PureDP(self.epsilon, unit=self.unit, adjacency=self.adjacency), self.delta
+
     def is_tight(self, adjacency: str, group: int = 1) -> bool:
         return group == 1 and (self.epsilon <= LARGEST_RATIO or math.isinf(self.epsilon))
 

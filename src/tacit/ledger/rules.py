@@ -368,19 +368,11 @@ def epsilon_alone(mechanism: acc.Mechanism, delta: float, adjacency: str) -> flo
 
 def _basic(mechanism: acc.Mechanism, delta: float, adjacency: str) -> float:
     """Σε of parts that are pure, or (ε, δ)-DP with Σδ at most ``delta``; infinite where there are others."""
-    stated = [(part, times) for part, times in mechanism.parts() if isinstance(part, acc.ApproxDP)]
-    failures = math.fsum(times * part.delta for part, times in stated)
-    if failures > delta or adjacency not in mechanism.adjacencies():
+    parts = [(*part.without_failure(), times) for part, times in mechanism.parts()]
+    if math.fsum(times * failure for _, failure, times in parts) > delta or adjacency not in mechanism.adjacencies():
         return math.inf
-    pure = tuple((_pure(part), times) for part, times in mechanism.parts())
+    pure = tuple((part, times) for part, _, times in parts)
     return acc.epsilon(acc.Composed(pure, unit=mechanism.unit), 0.0, adjacency=adjacency).upper
-
-
-def _pure(part: acc.Mechanism) -> acc.Mechanism:
-    """An (ε, δ)-DP mechanism without its failures; any other as it is."""
-    if not isinstance(part, acc.ApproxDP):
-        return part
-    return acc.PureDP(part.epsilon, unit=part.unit, adjacency=part.adjacency)
 
 
 def certified(mechanism: acc.Mechanism, delta: float, adjacency: str) -> acc.Bound:
@@ -437,13 +429,13 @@ def _without_failures(mechanism: acc.Mechanism, epsilon: float) -> tuple[acc.Mec
     failure: list[float] = []
     finite: list[tuple[acc.Mechanism, int]] = []
     for part, times in mechanism.parts():
-        if isinstance(part, acc.ApproxDP):
-            failure.append(times * part.delta)
-            part = _pure(part)
+        near, failing = part.without_failure()
+        if failing:
+            failure.append(times * failing)
         else:
-            part, variation = _nearest(part)
+            near, variation = _nearest(part)
             failure.append(overflow_cost(times * variation, epsilon))
-        finite.append((part, times))
+        finite.append((near, times))
     return acc.Composed(tuple(finite), unit=mechanism.unit), math.fsum(failure)
 
 
@@ -457,8 +449,6 @@ def _nearest(mechanism: acc.Mechanism) -> tuple[acc.Mechanism, float]:
         # where the cut is in the loss law itself (Gaussian noise), the divergence is finite and is that law's own
         overflow = mechanism.extra_delta()
         return (mechanism.poisson(), overflow) if overflow else (mechanism, 0.0)
-    if isinstance(mechanism, acc.ApproxDP):
-        return _pure(mechanism), mechanism.delta
     if isinstance(mechanism, acc.Selected):
         inner, variation = _nearest(mechanism.mechanism)
         # the number of runs does not depend on the data (for a threshold it is at most ``runs`` on average)
@@ -467,4 +457,4 @@ def _nearest(mechanism: acc.Mechanism) -> tuple[acc.Mechanism, float]:
         (one, first), (other, second) = _nearest(mechanism.one), _nearest(mechanism.other)
         variation = mechanism.share * first + (1 - mechanism.share) * second
         return dataclasses.replace(mechanism, one=one, other=other), variation
-    return mechanism, 0.0
+    return mechanism.without_failure()
