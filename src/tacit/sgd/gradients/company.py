@@ -25,7 +25,8 @@ from tacit.sgd.gradients.randomness import remember
 from tacit.sgd.torch_compat import pytree
 
 if TYPE_CHECKING:
-    from tacit.sgd.gradients.engine import Engine, Pass, Request
+    from tacit.sgd.gradients.engine import Engine, Request
+    from tacit.sgd.gradients.passes import Pass
 
 #: Those who stay, and whom each place of a batch holds then.
 Halves = Iterable[tuple[Tensor, Tensor]]
@@ -47,7 +48,7 @@ REFUSED = (RuntimeError, ValueError, IndexError)
 
 
 def in_company(engine: Engine, request: Request, run: Pass, *, anew: bool) -> None:
-    """No half of the examples may notice that the other half is replaced; no single one, where the plan is made anew."""
+    """No half of the examples may notice that the other is replaced; no single one, where the plan is made anew."""
 
     def losses(some: Request) -> tuple[Tensor, Any]:
         run.rewind()

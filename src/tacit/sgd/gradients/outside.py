@@ -21,7 +21,7 @@ from tacit.sgd.gradients.rows import ByRow
 from tacit.sgd.torch_compat import DispatchMode, as_compiled, own_modules, pytree, read_scalar, without_function_modes
 
 if TYPE_CHECKING:
-    from tacit.sgd.gradients.engine import Pass
+    from tacit.sgd.gradients.passes import Pass
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:

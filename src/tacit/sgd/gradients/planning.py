@@ -42,7 +42,8 @@ from tacit.sgd.gradients.randomness import drawn_outside, random_state
 from tacit.sgd.gradients.rows import ByRow, OwnedRows
 
 if TYPE_CHECKING:
-    from tacit.sgd.gradients.engine import Engine, Outputs, Pass, Request
+    from tacit.sgd.gradients.engine import Engine, Request
+    from tacit.sgd.gradients.passes import Outputs, Pass
 
 __all__ = [
     "PassPlan",

@@ -27,9 +27,10 @@ from tacit.sgd.errors import BatchMixing, ClippingError, UncoveredUse
 from tacit.sgd.gradients import company, fallback, padding, verify
 from tacit.sgd.gradients.bounds import Gradients
 from tacit.sgd.gradients.capture import Capture
-from tacit.sgd.gradients.engine import Engine, ModelState, Outputs, Pass
+from tacit.sgd.gradients.engine import Engine
 from tacit.sgd.gradients.outside import Attributes, as_written
 from tacit.sgd.gradients.ownership.proof import prove
+from tacit.sgd.gradients.passes import ModelState, Outputs, Pass
 from tacit.sgd.gradients.planning import (
     SEVERAL,
     PassPlan,
@@ -596,7 +597,9 @@ class Watch:
                 # several examples' losses depend on.
                 return None
             outputs, after = swapped.outputs(), swapped.losses.detach()[example].double()
-            same = not self.check or verify.gradients_stay(self.engine, run, swapped, verify.one_hot(run.losses, example))
+            same = not self.check or verify.gradients_stay(
+                self.engine, run, swapped, verify.one_hot(run.losses, example)
+            )
             del swapped
             near = verify.TOLERANCE[narrow] * (1e-3 + before.abs())
             if not self.check or (same and bool((before - after).abs() <= near)):

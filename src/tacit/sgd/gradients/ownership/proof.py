@@ -17,7 +17,8 @@ from tacit.sgd.gradients.ownership.tracker import Happening, OwnershipMode
 
 if TYPE_CHECKING:
     from tacit.sgd.gradients.contributions import Layout
-    from tacit.sgd.gradients.engine import Engine, Pass
+    from tacit.sgd.gradients.engine import Engine
+    from tacit.sgd.gradients.passes import Pass
 
 
 #: What these do with rows of several examples is found in every batch.
