@@ -413,8 +413,8 @@ class Engine:
                 self.forgotten(state, capture, "it did not end")
             raise
         doubt = self.doubt_of(capture, [values], where)
-        if state is not None:  # hooks of the backward pass may look at what the forward pass left
-            self._unsettled = functools.partial(self.forgotten, state, capture, doubt)
+        if state is not None:
+            self.keep(state, capture, doubt)
         if doubt:
             self.doubted.setdefault(where, "")
         found = Pass(capture.uses, values, batch, context, doubt=doubt, rewind=rewind)
@@ -433,6 +433,10 @@ class Engine:
     def strains(self, run: Pass) -> bool:
         """Whether a gradient of this pass may be of several examples where the loss is not."""
         return run.severed or self.doubted_as(run.context) in self.strained
+
+    def keep(self, state: Attributes, capture: Capture, doubt: str) -> None:
+        """Put back later what modules kept in a pass: hooks of the backward pass may look at it."""
+        self._unsettled = functools.partial(self.forgotten, state, capture, doubt)
 
     def settle(self) -> None:
         """Put back what modules kept in the last pass."""

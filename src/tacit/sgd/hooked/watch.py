@@ -246,6 +246,7 @@ class Watch:
                 "requires_grad of a parameter was changed after make_private: decide what is trained before it"
             )
         piece = self.piece()
+        self.engine.settle()
         call = Call(self, module, args, kwargs, piece)
         engine = self.engine
         engine.state = ModelState(engine.model)
@@ -276,7 +277,7 @@ class Watch:
             call.doubt = call.doubt or "numbers for each example came in that no tensor holds"
         if call.doubt:
             self.engine.doubted.setdefault(where, "")
-        self.engine.forgotten(call.state, capture, call.doubt)
+        self.engine.keep(call.state, capture, call.doubt)
         call.trace = capture.way
         if not call.doubt and self.engine.ways.other(where, call.data, call.trace):
             call.doubt = verify.CHANGED
@@ -302,6 +303,14 @@ class Watch:
 
     def gradients(self, calls: list[Call]) -> tuple[Gradients, Tensor]:
         """Per-example gradients of one batch, put through the model in these calls, and which examples are finite."""
+        try:
+            return self._gradients(calls)
+        except ClippingError:
+            self.engine.disbelieve()
+            self._templates.clear()
+            raise
+
+    def _gradients(self, calls: list[Call]) -> tuple[Gradients, Tensor]:
         rows = calls[0].rows
         device = calls[0].device
         good = torch.ones(rows, dtype=torch.bool, device=device)
@@ -387,6 +396,8 @@ class Watch:
             with self.off(), torch.enable_grad():
                 if replaced:
                     self._replaced(call)
+                if self.engine.doubted_as(call.key) in self.engine.meeting and not call.whole:
+                    self._resized(call)
                 if padded is not None:
                     self._stripped(call, padded)
         finally:
@@ -442,7 +453,12 @@ class Watch:
 
     def _resized(self, call: Call) -> None:
         """How many examples a batch has is private: half of them must give what all of them give."""
-        keep = torch.tensor(sorted(verify.a_few(call.rows, (call.rows + 1) // 2)))
+        order, half = torch.tensor(verify.a_few(call.rows, call.rows)), (call.rows + 1) // 2
+        for keep in (order[:half].sort().values, order[half:].sort().values):
+            if len(keep):
+                self._without_others(call, keep)
+
+    def _without_others(self, call: Call, keep: Tensor) -> None:
         leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in call.leaves]
         half = call.picked(keep, square=False)
         apart = all(self.dim_of(t, call.rows) is not None for t in call.data if t.dim())
@@ -556,7 +572,7 @@ class Watch:
                     verify.agree(engine, run, gradients, chosen)
                 plan.checked = True
             if self.check and rows > 1:
-                self._followed(call, leaves, forward, plan)
+                self._followed(call, leaves, forward, plan, run.losses.detach())
             if self.check and not call.whole:
                 self._resized(call)
             return True
@@ -565,14 +581,27 @@ class Watch:
             after()
             call.state.restore()
 
-    def _followed(self, call: Call, leaves: list[Any], forward: Callable[[list[Any]], Pass], plan: PassPlan) -> None:
-        """Follow who owns what: where examples are not shown to be by themselves, every batch is compared."""
+    def _followed(
+        self, call: Call, leaves: list[Any], forward: Callable[[list[Any]], Pass], plan: PassPlan, before: Tensor
+    ) -> None:
+        """Follow who owns what: where examples are not shown to be by themselves, every batch is compared.
+
+        ``before`` is what the surveyed pass gave.
+        """
         data = [(leaf, self.dim_of(leaf, call.rows)) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
         data += [(t, self.place_of(call, k, call.rows)) for k, t in call.cotangents.items()]
+        after: list[Tensor] = []
+
+        def again() -> Pass:
+            run = forward(leaves)
+            after.append(run.losses.detach())
+            return run
+
         try:
-            plan.proof = prove(self.engine, lambda: forward(leaves), data, [use.layouts for use in plan.uses])
+            plan.proof = prove(self.engine, again, data, [use.layouts for use in plan.uses])
         except torch.OutOfMemoryError:
             return
+        verify.repeated(before, after[0], self.tolerance(call))
         plan.remember(self.engine, call.key)
         call.doubt = call.doubt or self.engine.doubted.get(self.engine.doubted_as(call.key), "")
 
