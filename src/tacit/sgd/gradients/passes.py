@@ -26,6 +26,8 @@ class ModelState:
 
     def __init__(self, model: nn.Module) -> None:
         self.training: list[bool] = []
+        #: numbers that modules keep (a temperature, a rate of dropout): a program has them built in
+        numbers: list[float] = []
         self.trained: list[int] = []
         self.buffers: list[tuple[MutableMapping[str, Tensor | None], str, Tensor]] = []
         self.frozen: list[Tensor] = []
@@ -50,6 +52,8 @@ class ModelState:
             table = own_buffers(module)
             self.buffers += [(table, key, b) for key, b in table.items() if b is not None]
             stack += [child for child in own_modules(module).values() if child is not None]
+            numbers += [value for value in vars(module).values() if type(value) is float]
+        self.numbers = tuple(numbers)
 
 
 class Pass:
