@@ -56,7 +56,7 @@ def attempt(
 
     Nothing, where this batch has to run uncompiled. ``due`` says that a check is, ``compiler=False`` asks for the
     program as it is traced. With ``most`` nobody asked for programs: there are at most so many, and no warning says why
-    one cannot be made.
+    one cannot be made. Many branches: each is a reason to run uncompiled, or to compare once more.
     """
     key = (compiler, signature(engine, request))
     program = engine.programs.get(key, _MISSING)

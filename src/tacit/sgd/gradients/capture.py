@@ -20,7 +20,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,7 +28,6 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from tacit.sgd.errors import SLOWLY, ClippingError, UncoveredUse
-from tacit.sgd.gradients.constants import Constants, content
 from tacit.sgd.gradients.functions import (
     ABOUT,
     ALONG,
@@ -47,16 +46,16 @@ from tacit.sgd.gradients.functions import (
     Derived,
     Operation,
     TorchCall,
-    batch_dim,
-    dims,
     only_selects,
     opened,
-    row_index,
     storage_of,
 )
 from tacit.sgd.sharding.shards import held, is_sharded, local
 from tacit.sgd.torch_compat import base, is_view, transforms, unsafe_view
 from tacit.sgd.torch_compat import version as version_of
+
+if TYPE_CHECKING:
+    from tacit.sgd.gradients.outside import Constants
 
 #: What sizes alone make one think; who owns what may show that it is not so.
 BY_SIZE = "a value computed from the whole batch goes into the losses"
@@ -184,7 +183,7 @@ class Capture(TorchFunctionMode):
         #: why what was found out about another batch may not hold for this one; empty where nothing speaks against it
         self.doubt = ""
         self.rows = rows
-        self._constants = Constants() if constants is None else constants
+        self._constants = outside.Constants() if constants is None else constants
         self._made: dict[int, Any] = {}
         self._mixed: dict[int, Any] = {}
         self._mixed_storages: set[int] = set()  # which _tainted_storages keeps alive
@@ -262,8 +261,8 @@ class Capture(TorchFunctionMode):
         if rows <= 1:
             return
         worse = bool(self._mixed) and any(self.mixed(t) for t in inputs)
-        worse = worse or (name in ALONG and batch_dim(inputs[0], rows) in dims(call))
-        index = row_index(call) if name in REARRANGING else None
+        worse = worse or (name in ALONG and self._outside.batch_dim(inputs[0], rows) in self._outside.dims(call))
+        index = self._outside.row_index(call) if name in REARRANGING else None
         # Values of the batch that decide which of its rows are taken: those of others may be among them.
         worse = worse or (index is not None and self.tainted(index) and self.tainted(call.args[0]))
         for tensor in results:
@@ -276,28 +275,28 @@ class Capture(TorchFunctionMode):
     def _pairs_rows(self, tensor: Tensor, inputs: list[Tensor]) -> bool:
         """Whether every row met every other: what has the batch in two dimensions, of tensors that have it in one."""
         rows = self.rows
-        if tensor.shape.count(rows) < 2 or tensor.shape[batch_dim(tensor, rows)] != rows:
+        if tensor.shape.count(rows) < 2 or tensor.shape[self._outside.batch_dim(tensor, rows)] != rows:
             return False  # or the batch is folded into another dimension
         private = [t for t in inputs if self.tainted(t)]
         return len(private) > 1 and not any(t.shape.count(rows) > 1 for t in private)
 
-    def _reads(self, call: TorchCall, out: Any) -> bool:
-        """Whether values of the batch leave torch here, also as how many elements come out."""
-        name, args = call.name, call.args
-        told = out is not None and not isinstance(out, Tensor | list | tuple | dict)
-        if name in ESCAPES or name in SIZED or (told and name not in ABOUT) or (name == "where" and len(args) == 1):
-            return True
-        named = [t for t in call.inputs[1:] if self.tainted(t)]
-        return (name == "tensor_split" and bool(named)) or (
-            name == "__getitem__" and any(t.dtype == torch.bool for t in named)
-        )
-
     def _watch(self, call: TorchCall, out: Any) -> None:
-        """Note whether data leave torch, or are cut off from their history."""
-        if not self.severed and (call.name in SEVERING or not torch.is_grad_enabled()):
-            self.severed = any(t.requires_grad for t in call.inputs)
-        if not self.doubt and self._reads(call, out):
-            self.doubt = f"{call.name!r} in {self._place()} reads values of the batch"
+        """Note whether values of the batch leave torch here, also as how many elements come out, or lose their history.
+
+        Many branches: there are as many ways out.
+        """
+        name, args, inputs = call.name, call.args, call.inputs
+        if not self.severed and (name in SEVERING or not torch.is_grad_enabled()):
+            self.severed = any(t.requires_grad for t in inputs)
+        if self.doubt:
+            return
+        told = out is not None and not isinstance(out, Tensor | list | tuple | dict)
+        reads = name in ESCAPES or name in SIZED or (told and name not in ABOUT) or (name == "where" and len(args) == 1)
+        if not reads and name in ("tensor_split", "__getitem__"):
+            named = [t for t in inputs[1:] if self.tainted(t)]
+            reads = any(t.dtype == torch.bool for t in named) if name == "__getitem__" else bool(named)
+        if reads:
+            self.doubt = f"{name!r} in {self._place()} reads values of the batch"
 
     def order_of(self, tensor: Tensor) -> Tensor | None:
         """The index by which the examples of packed sequences were sorted, where that was seen."""
@@ -476,7 +475,7 @@ class Capture(TorchFunctionMode):
         if not self.sharded and tensor not in self._constants:
             self.doubt = self.doubt or f"{name!r} in {self._place()} gets a tensor that no watched operation made"
         elif threading.active_count() > 1:  # another one may have written to it
-            self._amounts = hash((self._amounts, content(tensor)))
+            self._amounts = hash((self._amounts, self._outside.content(tensor)))
         return False
 
     def _note(self, out: Any) -> Any:

@@ -26,7 +26,7 @@ from tacit.sgd.torch_compat import pytree
 
 if TYPE_CHECKING:
     from tacit.sgd.gradients.engine import Engine, Request
-    from tacit.sgd.gradients.passes import Pass
+    from tacit.sgd.gradients.outside import Pass
 
 #: Those who stay, and whom each place of a batch holds then.
 Halves = Iterable[tuple[Tensor, Tensor]]

@@ -39,12 +39,20 @@ from tacit.sgd.gradients.batches import (
 )
 from tacit.sgd.gradients.bounds import HIDDEN, ClippedGradients, Clipping, Gradients, clip, exact_products, warn_once
 from tacit.sgd.gradients.capture import BEHIND, BY_SIZE, UNSEEN, Capture, Use
-from tacit.sgd.gradients.constants import Constants
 from tacit.sgd.gradients.contributions import Aligned, Contributions, Group, NotCovered, Rule
 from tacit.sgd.gradients.frames import Frame
-from tacit.sgd.gradients.outside import Attributes, MovingRows, Scalars, as_written, module_names, signature
+from tacit.sgd.gradients.outside import (
+    Attributes,
+    Constants,
+    ModelState,
+    MovingRows,
+    Pass,
+    Scalars,
+    as_written,
+    module_names,
+    signature,
+)
 from tacit.sgd.gradients.padding import Lengths
-from tacit.sgd.gradients.passes import ModelState, Pass
 from tacit.sgd.gradients.pieces import in_pieces
 from tacit.sgd.gradients.planning import PassPlan, UsePlan
 from tacit.sgd.gradients.randomness import remember

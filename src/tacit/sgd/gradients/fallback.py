@@ -26,7 +26,7 @@ from tacit.sgd.gradients.randomness import Draws, NotRepeated, random_state, sam
 
 if TYPE_CHECKING:
     from tacit.sgd.gradients.engine import Engine, Request
-    from tacit.sgd.gradients.passes import Pass
+    from tacit.sgd.gradients.outside import Pass
 
 Found = TypeVar("Found")
 

@@ -209,33 +209,3 @@ def storage_of(tensor: Tensor) -> int:
     while is_wrapped(tensor):
         tensor = unwrapped(tensor)
     return storage_id(tensor.untyped_storage())
-
-
-def row_index(call: TorchCall) -> Tensor | None:
-    """The tensor that says which rows of the first argument are taken."""
-    args, kwargs = call.args, call.kwargs
-    if not args or not isinstance(args[0], Tensor):
-        return None
-    index = args[1] if len(args) > 1 else kwargs.get("dim")
-    if isinstance(index, int):
-        along_rows = index % max(1, args[0].dim()) == 0
-        index = kwargs.get("index", args[2] if len(args) > 2 else None) if along_rows else None
-    elif isinstance(index, tuple):
-        index = index[0] if index else None
-    return index if isinstance(index, Tensor) else None
-
-
-def batch_dim(tensor: Tensor, rows: int) -> int:  # which most likely holds the rows of a batch
-    return -1 if tensor.is_nested else next((d for d, size in enumerate(tensor.shape) if size % rows == 0), -1)
-
-
-def dims(call: TorchCall) -> tuple[int, ...]:
-    """The dimensions along which an operation brings elements together; none where it is not told."""
-    given = next((call.kwargs[k] for k in ("dim", "dims", "axis") if k in call.kwargs), None)
-    if given is None and len(call.args) > ALONG[call.name]:
-        given = call.args[ALONG[call.name]]
-    if isinstance(given, int) and not isinstance(given, bool):
-        given = (given,)
-    if not isinstance(given, tuple | list) or not all(isinstance(d, int) for d in given):
-        return ()
-    return tuple(d % max(1, call.inputs[0].dim()) for d in given)

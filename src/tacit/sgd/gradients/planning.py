@@ -43,7 +43,7 @@ from tacit.sgd.gradients.rows import ByRow, OwnedRows
 
 if TYPE_CHECKING:
     from tacit.sgd.gradients.engine import Engine, Request
-    from tacit.sgd.gradients.passes import Outputs, Pass
+    from tacit.sgd.gradients.outside import Outputs, Pass
 
 __all__ = [
     "PassPlan",

@@ -21,7 +21,7 @@ from tacit.sgd.gradients.randomness import Draws, NotRepeated, random_state, sam
 
 if TYPE_CHECKING:
     from tacit.sgd.gradients.engine import Engine, Request
-    from tacit.sgd.gradients.passes import Pass
+    from tacit.sgd.gradients.outside import Pass
 
 #: Norms from here on may have left the range of float32 when they were squared.
 LARGE = 1e15

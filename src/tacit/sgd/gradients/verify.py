@@ -27,7 +27,7 @@ from tacit.sgd.torch_compat import BatchNorm, InstanceNorm
 
 if TYPE_CHECKING:
     from tacit.sgd.gradients.engine import Engine, Request
-    from tacit.sgd.gradients.passes import Pass
+    from tacit.sgd.gradients.outside import Pass
 
 When = Literal["first", "always", "never"]
 Check = When | int

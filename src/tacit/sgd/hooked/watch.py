@@ -28,9 +28,8 @@ from tacit.sgd.gradients import company, fallback, padding, verify
 from tacit.sgd.gradients.bounds import Gradients
 from tacit.sgd.gradients.capture import Capture
 from tacit.sgd.gradients.engine import Engine
-from tacit.sgd.gradients.outside import Attributes, as_written
+from tacit.sgd.gradients.outside import Attributes, ModelState, Outputs, Pass, as_written
 from tacit.sgd.gradients.ownership.proof import prove
-from tacit.sgd.gradients.passes import ModelState, Outputs, Pass
 from tacit.sgd.gradients.planning import (
     SEVERAL,
     PassPlan,

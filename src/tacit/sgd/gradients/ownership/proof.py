@@ -18,7 +18,7 @@ from tacit.sgd.gradients.ownership.tracker import Happening, OwnershipMode
 if TYPE_CHECKING:
     from tacit.sgd.gradients.contributions import Layout
     from tacit.sgd.gradients.engine import Engine
-    from tacit.sgd.gradients.passes import Pass
+    from tacit.sgd.gradients.outside import Pass
 
 
 #: What these do with rows of several examples is found in every batch.
