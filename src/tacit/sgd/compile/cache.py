@@ -126,7 +126,7 @@ def _changing(engine: Engine, key: Any) -> bool:
         compiler, (context, _, *others) = known
         return compiler, context, others
 
-    return sum(rest(known) == rest(key) for known in engine.programs) >= MOST_NUMBERS
+    return len([known for known in engine.programs if rest(known) == rest(key)]) >= MOST_NUMBERS
 
 
 def _draws_apart(program: Program) -> bool:

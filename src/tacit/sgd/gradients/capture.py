@@ -20,7 +20,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ BEHIND = "Python takes part in the backward pass (a custom autograd function, a 
 
 #: What comes out of these has no history.
 SEVERING = frozenset(("detach", "detach_", "data"))
-GRAD_FN = Tensor.grad_fn.__get__  # type: ignore[attr-defined]
+GRAD_FN = cast(Any, Tensor).grad_fn.__get__
 
 WRITTEN = (
     "the forward pass writes values of the batch into a parameter, which would reach the model without noise. Put it "

@@ -1,8 +1,8 @@
 """What is a pass, and what else is there to know about it besides its operations?
 
-A watched :class:`Pass` and the state of the model that it rests on (:class:`ModelState`), tensors that were there before
-(:class:`Constants`), values that unwatched code reads (:class:`Scalars`), what modules keep from one pass to the next
-(:class:`Attributes`), what a call says of where values go (:func:`told`), which module is running
+A watched :class:`Pass` and the state of the model that it rests on (:class:`ModelState`), tensors that were there
+before (:class:`Constants`), values that unwatched code reads (:class:`Scalars`), what modules keep from one pass to
+the next (:class:`Attributes`), what a call says of where values go (:func:`told`), which module is running
 (:func:`module_names`), and what has to be the same in two passes for what is known of one to hold for the other
 (:func:`signature`).
 """

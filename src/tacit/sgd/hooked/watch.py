@@ -443,7 +443,7 @@ class Watch:
                 value = call.surrogate(some or leaves)()
                 run = Pass(call.uses, value, call.rows, call.key)
                 gradients.append(verify.by_backward(engine, run, everything, weights.to(value.dtype)))
-            if not verify.same_gradients(*gradients, self.tolerance(call)):
+            if not verify.same_gradients(gradients[0], gradients[1], self.tolerance(call)):
                 raise BatchMixing(MIXES.format(type(call.module).__name__))
 
     def tolerance(self, call: Call) -> float:
