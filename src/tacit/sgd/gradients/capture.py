@@ -472,7 +472,9 @@ class Capture(TorchFunctionMode):
             self.doubt = self.doubt or f"{name!r} in {self._place()} gets a value that no watched operation made"
             return self.tainted(tensor)
         # On several ranks tensors are wrapped and unwrapped between operations: what is whose is not known by identity.
-        if not self.sharded and tensor not in self._constants:
+        if self.sharded:
+            return False
+        if tensor not in self._constants:
             self.doubt = self.doubt or f"{name!r} in {self._place()} gets a tensor that no watched operation made"
         elif threading.active_count() > 1:  # another one may have written to it
             self._amounts = hash((self._amounts, self._outside.content(tensor)))

@@ -75,7 +75,7 @@ def _unmoved(engine: Engine, request: Request, run: Pass, apart: Halves) -> bool
     Others are replaced and not left out: what is shared among a batch, by number or by rank, may come to the same for
     each half of it.
     """
-    known = run.losses.detach().double()
+    known, moved = run.losses.detach().double(), False
     for stay, index in apart:
         run.rewind()
         try:
@@ -85,9 +85,10 @@ def _unmoved(engine: Engine, request: Request, run: Pass, apart: Halves) -> bool
                 raise
             return False
         before, after = (t[stay.to(t.device)] for t in (known, losses))
-        if not bool(((after - before).abs() <= UNMOVED * (1 + before.abs())).all()):
-            return False
-    return True
+        moved = moved or not bool(((after - before).abs() <= UNMOVED * (1 + before.abs())).all())
+        if moved and engine.shards is None:
+            break
+    return not engine.anyone(flag=moved)  # ranks gather parameters from one another: what one asks again, all do
 
 
 def _gradients_unmoved(engine: Engine, request: Request, run: Pass, apart: Halves) -> None:

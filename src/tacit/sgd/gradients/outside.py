@@ -334,7 +334,8 @@ def content(tensor: Tensor) -> bytes:
     """What a small tensor in the memory of the CPU holds; nothing of others."""
     if tensor.device.type != "cpu" or tensor.numel() > SMALL or tensor.layout is not torch.strided or tensor.is_nested:
         return b""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    # of a copy: memory that numpy has seen can no longer be resized
+    return tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def row_index(call: TorchCall) -> Tensor | None:
