@@ -114,6 +114,10 @@ OPERATORS = {
         lambda a, b: (F.mse_loss(a, b, reduction="none"), F.mse_loss(a, b), F.huber_loss(a, b)),
         [numbers(3, 4)] * 2,
     ),
+    "triangular": (
+        lambda a, b: torch.linalg.solve_triangular(a, b, upper=True),
+        [numbers(3, 2, 2), numbers(3, 2, 4)],
+    ),
     "inverse": (lambda a: (torch.linalg.inv(a), torch.linalg.det(a)), [numbers(3, 2, 2)]),
     "lstm cell": (nn.LSTMCell(4, 5).double(), [numbers(3, 4)]),
     "gru": (nn.GRU(4, 5, batch_first=True).double(), [numbers(3, 2, 4)]),

@@ -12,7 +12,8 @@ from tacit.sgd.gradients import fallback, planning, verify
 from tacit.sgd.gradients.batches import Loss
 from tacit.sgd.gradients.bounds import Clipping
 from tacit.sgd.gradients.capture import BY_SIZE
-from tacit.sgd.gradients.engine import Engine, Pass, Request
+from tacit.sgd.gradients.engine import Engine, Request
+from tacit.sgd.gradients.outside import Pass
 from tacit.sgd.gradients.randomness import remember
 from tacit.sgd.gradients.rules import RULES
 

@@ -11,11 +11,15 @@ from torch import Tensor
 
 from tacit.sgd.compile.comparison import Expected
 from tacit.sgd.compile.program import CannotCompile, NotCompiled, Program, Result, Unsettled, flat
+from tacit.sgd.gradients.bounds import warn_once
 from tacit.sgd.gradients.engine import Engine, Request
 from tacit.sgd.gradients.randomness import remember
 from tacit.sgd.kernels import products
 
 _MISSING = object()
+#: A program has the numbers of the model built in: there are programs for so many of each.
+MOST_NUMBERS = 4
+CHANGING = "the step runs uncompiled: a number that a module keeps (a temperature, a rate) changes from step to step"
 
 
 def signature(engine: Engine, request: Request) -> Any:
@@ -29,6 +33,7 @@ def signature(engine: Engine, request: Request) -> Any:
     autocast = (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
     return (
         engine.context_of(request),
+        engine.state.numbers,
         request.loss,
         tree,
         tensors,
@@ -51,17 +56,21 @@ def attempt(
 
     Nothing, where this batch has to run uncompiled. ``due`` says that a check is, ``compiler=False`` asks for the
     program as it is traced. With ``most`` nobody asked for programs: there are at most so many, and no warning says why
-    one cannot be made.
+    one cannot be made. Many branches: each is a reason to run uncompiled, or to compare once more.
     """
     key = (compiler, signature(engine, request))
     program = engine.programs.get(key, _MISSING)
     if program is None or (program is _MISSING and most is not None and len(engine.programs) >= most):
+        return None
+    if program is _MISSING and _changing(engine, key):
+        warn_once(CHANGING if most is None else None, engine.said, NotCompiled)
         return None
     expected: Expected | None = None
     short = False
     if program is _MISSING or due or not program.proven:
         rewind = remember(engine.device)
         gradients, losses = engine.by_plan(request, engine.forward(*engine.asked(request)), due=due)
+        engine.settle()
         rewind()
         if gradients is None:
             return None
@@ -108,6 +117,16 @@ def _made(engine: Engine, request: Request, key: Any, *, compiler: bool, told: b
             warnings.warn(f"the step runs uncompiled: {why}", NotCompiled, stacklevel=6)
     made: Program | None = engine.programs[key]
     return made
+
+
+def _changing(engine: Engine, key: Any) -> bool:
+    """Whether programs for as many other numbers in the model were made already."""
+
+    def rest(known: Any) -> Any:
+        compiler, (context, _, *others) = known
+        return compiler, context, others
+
+    return len([known for known in engine.programs if rest(known) == rest(key)]) >= MOST_NUMBERS
 
 
 def _draws_apart(program: Program) -> bool:

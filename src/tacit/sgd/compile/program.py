@@ -47,8 +47,8 @@ from tacit.sgd.compile.rewrites import (
 from tacit.sgd.errors import ClippingError
 from tacit.sgd.gradients import frames
 from tacit.sgd.gradients.bounds import Clipping, clip
-from tacit.sgd.gradients.engine import Engine, Pass, Request
-from tacit.sgd.gradients.outside import Attributes
+from tacit.sgd.gradients.engine import Engine, Request
+from tacit.sgd.gradients.outside import Attributes, Pass
 from tacit.sgd.gradients.planning import PassPlan
 from tacit.sgd.kernels import products, weighted
 from tacit.sgd.kernels.products import full_precision

@@ -20,7 +20,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -54,16 +54,17 @@ from tacit.sgd.sharding.shards import held, is_sharded, local
 from tacit.sgd.torch_compat import base, is_view, transforms, unsafe_view
 from tacit.sgd.torch_compat import version as version_of
 
+if TYPE_CHECKING:
+    from tacit.sgd.gradients.outside import Constants
+
 #: What sizes alone make one think; who owns what may show that it is not so.
 BY_SIZE = "a value computed from the whole batch goes into the losses"
 UNSEEN = "the model reads values of the batch"
 BEHIND = "Python takes part in the backward pass (a custom autograd function, a hook)"
 
-#: Constants of so many elements are compared from pass to pass, where other threads run.
-SMALL = 4096
 #: What comes out of these has no history.
 SEVERING = frozenset(("detach", "detach_", "data"))
-GRAD_FN = Tensor.grad_fn.__get__  # type: ignore[attr-defined]
+GRAD_FN = cast(Any, Tensor).grad_fn.__get__
 
 WRITTEN = (
     "the forward pass writes values of the batch into a parameter, which would reach the model without noise. Put it "
@@ -147,36 +148,6 @@ def substitute(value: Any, swap: Callable[[Any], Any], kinds: tuple[type, ...] =
     return whole[0]
 
 
-class Constants:
-    """Tensors that were there before a pass began, so that nothing in it can have made them of the batch.
-
-    One that a pass meets for the first time may have been made in it, unseen (by scripted code, in another thread). One
-    that was there in the pass before, and has not been written to since, was not. Buffers of the model are put back
-    after every pass.
-    """
-
-    def __init__(self, buffers: Sequence[Tensor] = ()) -> None:
-        self._known: dict[int, tuple[Any, int]] = {}
-        self._met: list[tuple[Any, int]] = []
-        self._buffers = {id(b) for b in buffers}
-
-    def __contains__(self, tensor: Tensor) -> bool:
-        if id(tensor) in self._buffers:
-            return True
-        known = self._known.get(id(tensor))
-        if known is not None and known[0]() is tensor and known[1] == version_of(tensor):
-            return True
-        self._met.append((weakref.ref(tensor), version_of(tensor)))
-        return False
-
-    def next(self, buffers: Sequence[Tensor]) -> Constants:
-        """What a new pass knows: what the last one met, and is still there."""
-        alive = [(ref, version) for ref, version in [*self._known.values(), *self._met] if ref() is not None]
-        after = Constants(buffers)
-        after._known = {id(ref()): (ref, version) for ref, version in alive}
-        return after
-
-
 class Capture(TorchFunctionMode):
     """Record every use of ``params`` (name to tensor) while the model runs on the tensors of ``batch``.
 
@@ -212,7 +183,7 @@ class Capture(TorchFunctionMode):
         #: why what was found out about another batch may not hold for this one; empty where nothing speaks against it
         self.doubt = ""
         self.rows = rows
-        self._constants = Constants() if constants is None else constants
+        self._constants = outside.Constants() if constants is None else constants
         self._made: dict[int, Any] = {}
         self._mixed: dict[int, Any] = {}
         self._mixed_storages: set[int] = set()  # which _tainted_storages keeps alive
@@ -290,8 +261,8 @@ class Capture(TorchFunctionMode):
         if rows <= 1:
             return
         worse = bool(self._mixed) and any(self.mixed(t) for t in inputs)
-        worse = worse or (name in ALONG and _batch_dim(inputs[0], rows) in _dims(call))
-        index = _row_index(call) if name in REARRANGING else None
+        worse = worse or (name in ALONG and self._outside.batch_dim(inputs[0], rows) in self._outside.dims(call))
+        index = self._outside.row_index(call) if name in REARRANGING else None
         # Values of the batch that decide which of its rows are taken: those of others may be among them.
         worse = worse or (index is not None and self.tainted(index) and self.tainted(call.args[0]))
         for tensor in results:
@@ -304,21 +275,28 @@ class Capture(TorchFunctionMode):
     def _pairs_rows(self, tensor: Tensor, inputs: list[Tensor]) -> bool:
         """Whether every row met every other: what has the batch in two dimensions, of tensors that have it in one."""
         rows = self.rows
-        if tensor.shape.count(rows) < 2 or tensor.shape[_batch_dim(tensor, rows)] != rows:
+        if tensor.shape.count(rows) < 2 or tensor.shape[self._outside.batch_dim(tensor, rows)] != rows:
             return False  # or the batch is folded into another dimension
         private = [t for t in inputs if self.tainted(t)]
         return len(private) > 1 and not any(t.shape.count(rows) > 1 for t in private)
 
-    def _reads(self, call: TorchCall, out: Any) -> bool:
-        """Whether values of the batch leave torch here, also as how many elements come out."""
-        name, args = call.name, call.args
+    def _watch(self, call: TorchCall, out: Any) -> None:
+        """Note whether values of the batch leave torch here, also as how many elements come out, or lose their history.
+
+        Many branches: there are as many ways out.
+        """
+        name, args, inputs = call.name, call.args, call.inputs
+        if not self.severed and (name in SEVERING or not torch.is_grad_enabled()):
+            self.severed = any(t.requires_grad for t in inputs)
+        if self.doubt:
+            return
         told = out is not None and not isinstance(out, Tensor | list | tuple | dict)
-        if name in ESCAPES or name in SIZED or (told and name not in ABOUT) or (name == "where" and len(args) == 1):
-            return True
-        named = [t for t in call.inputs[1:] if self.tainted(t)]
-        return (name == "tensor_split" and bool(named)) or (
-            name == "__getitem__" and any(t.dtype == torch.bool for t in named)
-        )
+        reads = name in ESCAPES or name in SIZED or (told and name not in ABOUT) or (name == "where" and len(args) == 1)
+        if not reads and name in ("tensor_split", "__getitem__"):
+            named = [t for t in inputs[1:] if self.tainted(t)]
+            reads = any(t.dtype == torch.bool for t in named) if name == "__getitem__" else bool(named)
+        if reads:
+            self.doubt = f"{name!r} in {self._place()} reads values of the batch"
 
     def order_of(self, tensor: Tensor) -> Tensor | None:
         """The index by which the examples of packed sequences were sorted, where that was seen."""
@@ -428,12 +406,8 @@ class Capture(TorchFunctionMode):
         if name == "__get__":
             self.behind = self.behind or func == GRAD_FN  # whoever asks for it may hang a hook on it
             return func(*args, **kwargs)
-        told, amounts = self._outside.told(name, args, kwargs, self._numbers)
-        self.trace = hash((self.trace, told))
-        if amounts:
-            self._amounts = hash((self._amounts, self.trace, *amounts))
+        self._tell(name, args, kwargs)
         if name in CONSTANT:
-            self.behind = self.behind or name == "register_hook"
             return self._note(func(*args, **kwargs))
         if name in CASTING:
             func, args = self._outside.told_type(func, args)
@@ -455,6 +429,13 @@ class Capture(TorchFunctionMode):
             with self:
                 return body(*args, **kwargs)
         return self._use(call, derived)
+
+    def _tell(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        told, amounts = self._outside.told(name, args, kwargs, self._numbers)
+        self.trace = hash((self.trace, told))
+        if amounts:
+            self._amounts = hash((self._amounts, self.trace, *amounts))
+        self.behind = self.behind or name == "register_hook"
 
     def _facts(self, name: str, inputs: list[Tensor]) -> tuple[bool, list[Derived]]:
         """Whether any of these tensors depends on the batch, and those that are derived from parameters."""
@@ -491,10 +472,12 @@ class Capture(TorchFunctionMode):
             self.doubt = self.doubt or f"{name!r} in {self._place()} gets a value that no watched operation made"
             return self.tainted(tensor)
         # On several ranks tensors are wrapped and unwrapped between operations: what is whose is not known by identity.
-        if not self.sharded and tensor not in self._constants:
+        if self.sharded:
+            return False
+        if tensor not in self._constants:
             self.doubt = self.doubt or f"{name!r} in {self._place()} gets a tensor that no watched operation made"
-        elif threading.active_count() > 1 and tensor.device.type == "cpu" and tensor.numel() <= SMALL:
-            self._amounts = hash((self._amounts, _content(tensor)))  # another thread may have written to it
+        elif threading.active_count() > 1:  # another one may have written to it
+            self._amounts = hash((self._amounts, self._outside.content(tensor)))
         return False
 
     def _note(self, out: Any) -> Any:
@@ -509,10 +492,8 @@ class Capture(TorchFunctionMode):
         name, inputs = call.name, call.inputs
         versions = [version_of(t) for t in inputs]
         out = call.func(*call.args, **call.kwargs)
-        if tainted and not self.severed and (name in SEVERING or not torch.is_grad_enabled()):
-            self.severed = any(t.requires_grad for t in inputs)
-        if tainted and not self.doubt and self._reads(call, out):
-            self.doubt = f"{name!r} in {self._place()} reads values of the batch"
+        if tainted:
+            self._watch(call, out)
         changed = [t for t, v in zip(inputs, versions, strict=True) if version_of(t) != v]
         if name == "__set__":
             changed = list({id(t): t for t in (*changed, call.args[0])}.values())  # no version tells of .data = ...
@@ -670,11 +651,6 @@ def rows_of_nested(tensor: Tensor) -> Tensor:  # any other tensor as it is
     return tensor.detach().values() if tensor.is_nested and tensor.layout is torch.jagged else tensor
 
 
-def _content(tensor: Tensor) -> bytes:
-    plain = tensor.layout is torch.strided and not tensor.is_nested
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if plain else b""
-
-
 def _shape_only(tensor: Tensor) -> Tensor:  # a rule that reads no values should not keep activations alive
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
@@ -689,36 +665,6 @@ def _standing_alone(out: Any, inputs: list[Tensor]) -> Any:
     if whole is None or any(t is whole or base(t) is whole for t in inputs) or not out.requires_grad:
         return out
     return unsafe_view(out, out.shape)
-
-
-def _row_index(call: TorchCall) -> Tensor | None:
-    """The tensor that says which rows of the first argument are taken."""
-    args, kwargs = call.args, call.kwargs
-    if not args or not isinstance(args[0], Tensor):
-        return None
-    index = args[1] if len(args) > 1 else kwargs.get("dim")
-    if isinstance(index, int):
-        along_rows = index % max(1, args[0].dim()) == 0
-        index = kwargs.get("index", args[2] if len(args) > 2 else None) if along_rows else None
-    elif isinstance(index, tuple):
-        index = index[0] if index else None
-    return index if isinstance(index, Tensor) else None
-
-
-def _batch_dim(tensor: Tensor, rows: int) -> int:  # which most likely holds the rows of a batch
-    return -1 if tensor.is_nested else next((d for d, size in enumerate(tensor.shape) if size % rows == 0), -1)
-
-
-def _dims(call: TorchCall) -> tuple[int, ...]:
-    """The dimensions along which an operation brings elements together; none where it is not told."""
-    given = next((call.kwargs[k] for k in ("dim", "dims", "axis") if k in call.kwargs), None)
-    if given is None and len(call.args) > ALONG[call.name]:
-        given = call.args[ALONG[call.name]]
-    if isinstance(given, int) and not isinstance(given, bool):
-        given = (given,)
-    if not isinstance(given, tuple | list) or not all(isinstance(d, int) for d in given):
-        return ()
-    return tuple(d % max(1, call.inputs[0].dim()) for d in given)
 
 
 def _chain(call: TorchCall, derived: list[Derived], item: int | None) -> Any:

@@ -25,7 +25,8 @@ from tacit.sgd.gradients.randomness import remember
 from tacit.sgd.torch_compat import pytree
 
 if TYPE_CHECKING:
-    from tacit.sgd.gradients.engine import Engine, Pass, Request
+    from tacit.sgd.gradients.engine import Engine, Request
+    from tacit.sgd.gradients.outside import Pass
 
 #: Those who stay, and whom each place of a batch holds then.
 Halves = Iterable[tuple[Tensor, Tensor]]
@@ -47,7 +48,7 @@ REFUSED = (RuntimeError, ValueError, IndexError)
 
 
 def in_company(engine: Engine, request: Request, run: Pass, *, anew: bool) -> None:
-    """No half of the examples may notice that the other half is replaced; no single one, where the plan is made anew."""
+    """No half of the examples may notice that the other is replaced; no single one, where the plan is made anew."""
 
     def losses(some: Request) -> tuple[Tensor, Any]:
         run.rewind()
@@ -74,7 +75,7 @@ def _unmoved(engine: Engine, request: Request, run: Pass, apart: Halves) -> bool
     Others are replaced and not left out: what is shared among a batch, by number or by rank, may come to the same for
     each half of it.
     """
-    known = run.losses.detach().double()
+    known, moved = run.losses.detach().double(), False
     for stay, index in apart:
         run.rewind()
         try:
@@ -84,9 +85,10 @@ def _unmoved(engine: Engine, request: Request, run: Pass, apart: Halves) -> bool
                 raise
             return False
         before, after = (t[stay.to(t.device)] for t in (known, losses))
-        if not bool(((after - before).abs() <= UNMOVED * (1 + before.abs())).all()):
-            return False
-    return True
+        moved = moved or not bool(((after - before).abs() <= UNMOVED * (1 + before.abs())).all())
+        if moved and engine.shards is None:
+            break
+    return not engine.anyone(flag=moved)  # ranks gather parameters from one another: what one asks again, all do
 
 
 def _gradients_unmoved(engine: Engine, request: Request, run: Pass, apart: Halves) -> None:

@@ -25,7 +25,8 @@ from tacit.sgd.gradients.frames import Frame
 from tacit.sgd.gradients.randomness import Draws, NotRepeated, random_state, same_state, set_random_state
 
 if TYPE_CHECKING:
-    from tacit.sgd.gradients.engine import Engine, Pass, Request
+    from tacit.sgd.gradients.engine import Engine, Request
+    from tacit.sgd.gradients.outside import Pass
 
 Found = TypeVar("Found")
 

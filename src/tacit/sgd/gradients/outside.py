@@ -1,27 +1,42 @@
-"""What else is there to know about a pass, besides its operations?
+"""What is a pass, and what else is there to know about it besides its operations?
 
-Values that unwatched code reads (:class:`Scalars`), what modules keep from one pass to the next (:class:`Attributes`),
-what a call says of where values go (:func:`told`), which module is running (:func:`module_names`), and what has to be
-the same in two passes for what is known of one to hold for the other (:func:`signature`).
+A watched :class:`Pass` and the state of the model that it rests on (:class:`ModelState`), tensors that were there
+before (:class:`Constants`), values that unwatched code reads (:class:`Scalars`), what modules keep from one pass to
+the next (:class:`Attributes`), what a call says of where values go (:func:`told`), which module is running
+(:func:`module_names`), and what has to be the same in two passes for what is known of one to hold for the other
+(:func:`signature`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tacit.sgd.gradients import frames
+from tacit.sgd.errors import ClippingError
+from tacit.sgd.gradients import frames, verify
+from tacit.sgd.gradients.capture import Use, rows_of_nested
 from tacit.sgd.gradients.contributions import Layout
+from tacit.sgd.gradients.functions import ALONG, TorchCall
 from tacit.sgd.gradients.rows import ByRow
-from tacit.sgd.torch_compat import DispatchMode, as_compiled, own_modules, pytree, read_scalar, without_function_modes
-
-if TYPE_CHECKING:
-    from tacit.sgd.gradients.engine import Pass
+from tacit.sgd.sharding.shards import cut_alike
+from tacit.sgd.torch_compat import (
+    DispatchMode,
+    as_compiled,
+    compiled_call,
+    own_buffers,
+    own_modules,
+    own_parameters,
+    pytree,
+    read_scalar,
+    without_function_modes,
+)
+from tacit.sgd.torch_compat import version as version_of
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
@@ -279,3 +294,169 @@ def signature(run: Pass, grads: list[list[Tensor | None]], rows: dict[Any, Movin
             for use, sizes, grad in zip(run.uses, shapes, grads, strict=True)
         ),
     )
+
+
+#: Larger constants are not compared from pass to pass.
+SMALL = 4096
+
+
+class Constants:
+    """Tensors that were there before a pass began, so that nothing in it can have made them of the batch.
+
+    One that a pass meets for the first time may have been made in it, unseen (by scripted code, in another thread). One
+    that was there in the pass before, and has not been written to since, was not. Buffers of the model are put back
+    after every pass.
+    """
+
+    def __init__(self, buffers: Sequence[Tensor] = ()) -> None:
+        self._known: dict[int, tuple[Any, int]] = {}
+        self._met: list[tuple[Any, int]] = []
+        self._buffers = {id(b) for b in buffers}
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        if id(tensor) in self._buffers:
+            return True
+        known = self._known.get(id(tensor))
+        if known is not None and known[0]() is tensor and known[1] == version_of(tensor):
+            return True
+        self._met.append((weakref.ref(tensor), version_of(tensor)))
+        return False
+
+    def next(self, buffers: Sequence[Tensor]) -> Constants:
+        """What a new pass knows: what the last one met, and is still there."""
+        alive = [(ref, version) for ref, version in [*self._known.values(), *self._met] if ref() is not None]
+        after = Constants(buffers)
+        after._known = {id(ref()): (ref, version) for ref, version in alive}
+        return after
+
+
+def content(tensor: Tensor) -> bytes:
+    """What a small tensor in the memory of the CPU holds; nothing of others."""
+    if tensor.device.type != "cpu" or tensor.numel() > SMALL or tensor.layout is not torch.strided or tensor.is_nested:
+        return b""
+    # of a copy: memory that numpy has seen can no longer be resized
+    return tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def row_index(call: TorchCall) -> Tensor | None:
+    """The tensor that says which rows of the first argument are taken."""
+    args, kwargs = call.args, call.kwargs
+    if not args or not isinstance(args[0], Tensor):
+        return None
+    index = args[1] if len(args) > 1 else kwargs.get("dim")
+    if isinstance(index, int):
+        along_rows = index % max(1, args[0].dim()) == 0
+        index = kwargs.get("index", args[2] if len(args) > 2 else None) if along_rows else None
+    elif isinstance(index, tuple):
+        index = index[0] if index else None
+    return index if isinstance(index, Tensor) else None
+
+
+def batch_dim(tensor: Tensor, rows: int) -> int:  # which most likely holds the rows of a batch
+    return -1 if tensor.is_nested else next((d for d, size in enumerate(tensor.shape) if size % rows == 0), -1)
+
+
+def dims(call: TorchCall) -> tuple[int, ...]:
+    """The dimensions along which an operation brings elements together; none where it is not told."""
+    given = next((call.kwargs[k] for k in ("dim", "dims", "axis") if k in call.kwargs), None)
+    if given is None and len(call.args) > ALONG[call.name]:
+        given = call.args[ALONG[call.name]]
+    if isinstance(given, int) and not isinstance(given, bool):
+        given = (given,)
+    if not isinstance(given, tuple | list) or not all(isinstance(d, int) for d in given):
+        return ()
+    return tuple(d % max(1, call.inputs[0].dim()) for d in given)
+
+
+Outputs = list[list[Tensor]]
+
+
+class ModelState:
+    """What has to be as it was for what is known of a model to hold: asked at every step, so all in one walk.
+
+    ``trained`` names tensors by their place in memory, for as long as somebody keeps them. ``buffers`` are the tables
+    that hold buffers, with name and value of each: not the modules, which an engine must not keep alive.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.training: list[bool] = []
+        #: numbers that modules keep (a temperature, a rate of dropout): a program has them built in
+        numbers: list[float] = []
+        self.trained: list[int] = []
+        self.buffers: list[tuple[MutableMapping[str, Tensor | None], str, Tensor]] = []
+        self.frozen: list[Tensor] = []
+        self.suspicious = self.compiled = False
+        seen: set[int] = set()
+        stack = [model]
+        while stack:
+            module = stack.pop()
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            self.training.append(module.training)
+            suspicious = isinstance(module, verify.SUSPECTS) and getattr(module, "max_norm", 0) is not None
+            self.suspicious = self.suspicious or suspicious
+            compiled = compiled_call(module) is not None or type(module).__name__ == "OptimizedModule"
+            self.compiled = self.compiled or compiled
+            for p in own_parameters(module).values():
+                if p is not None and p.requires_grad:
+                    self.trained.append(id(p))
+                elif p is not None:
+                    self.frozen.append(p)
+            table = own_buffers(module)
+            self.buffers += [(table, key, b) for key, b in table.items() if b is not None]
+            stack += [child for child in own_modules(module).values() if child is not None]
+            numbers += [value for value in vars(module).values() if type(value) is float]
+        self.numbers = tuple(numbers)
+
+
+class Pass:
+    """One watched forward pass: its uses and the losses of its examples (already averaged over views).
+
+    ``context`` is what a check of one pass says nothing about in another, ``unrolled`` says whether a recurrent layer
+    was written out in time, ``trace`` what was done, ``doubt`` why what was found out about other batches may not hold
+    for this one; ``rewind`` puts the random state back to what it was before.
+    """
+
+    def __init__(
+        self,
+        uses: list[Use],
+        losses: Tensor,
+        batch: int,
+        context: Any = None,
+        *,
+        doubt: str = "",
+        rewind: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.uses, self.losses, self.batch, self.context = uses, losses, batch, context
+        self.doubt, self.rewind = doubt if batch > 1 else "", rewind
+        self.unrolled, self.trace, self.way, self.types = False, 0, 0, set[torch.dtype]()
+        self.severed = False
+
+    def outputs(self) -> Outputs:
+        """The values of the outputs of the uses, without the graph behind them."""
+        return [[t.detach() for t in use.outputs] for use in self.uses]
+
+    def output_gradients(self, weights: Tensor | None = None, *, retain: bool = False) -> list[list[Tensor | None]]:
+        """The gradient of the (weighted) sum of the losses at every output of every use, by one backward pass."""
+        edges = [edge for use in self.uses for edge in use.edges]
+        if not edges:
+            return []
+        weights = torch.ones_like(self.losses) if weights is None else weights.to(self.losses.dtype)
+        try:
+            found = list(torch.autograd.grad(self.losses, edges, weights, retain_graph=retain, allow_unused=True))
+        except RuntimeError as error:
+            if "use_reentrant" in str(error) or "not compatible with .grad()" in str(error):
+                raise ClippingError(
+                    "reentrant activation checkpointing hides its operations from autograd.grad: use "
+                    "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+                ) from error
+            raise
+        grads: list[list[Tensor | None]] = []
+        for use in self.uses:
+            own: list[Tensor | None] = [
+                None if g is None else rows_of_nested(g.detach()) for g in found[: len(use.edges)]
+            ]
+            grads.append(own if use.placements is None else cut_alike(own, use.placements))
+            found = found[len(use.edges) :]
+        return grads

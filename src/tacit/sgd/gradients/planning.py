@@ -42,7 +42,8 @@ from tacit.sgd.gradients.randomness import drawn_outside, random_state
 from tacit.sgd.gradients.rows import ByRow, OwnedRows
 
 if TYPE_CHECKING:
-    from tacit.sgd.gradients.engine import Engine, Outputs, Pass, Request
+    from tacit.sgd.gradients.engine import Engine, Request
+    from tacit.sgd.gradients.outside import Outputs, Pass
 
 __all__ = [
     "PassPlan",
@@ -304,7 +305,7 @@ def _made_and_checked(
             outputs, losses = swapped.outputs(), swapped.losses.detach()
             weights = verify.one_hot(run.losses, example)
             same = same and (not check or verify.gradients_stay(engine, run, swapped, weights))
-            if swapped.way != run.way and not run.doubt:
+            if swapped.way != run.way and not run.doubt and engine.shards is None:
                 engine.doubted[engine.doubted_as(run.context)] = NUMBERS
             del swapped
             if check:

@@ -20,7 +20,8 @@ from tacit.sgd.gradients.bounds import ClippedGradients, Clipping
 from tacit.sgd.gradients.randomness import Draws, NotRepeated, random_state, same_state, set_random_state
 
 if TYPE_CHECKING:
-    from tacit.sgd.gradients.engine import Engine, Pass, Request
+    from tacit.sgd.gradients.engine import Engine, Request
+    from tacit.sgd.gradients.outside import Pass
 
 #: Norms from here on may have left the range of float32 when they were squared.
 LARGE = 1e15

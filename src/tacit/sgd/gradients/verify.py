@@ -26,7 +26,8 @@ from tacit.sgd.gradients.frames import Frame
 from tacit.sgd.torch_compat import BatchNorm, InstanceNorm
 
 if TYPE_CHECKING:
-    from tacit.sgd.gradients.engine import Engine, Pass, Request
+    from tacit.sgd.gradients.engine import Engine, Request
+    from tacit.sgd.gradients.outside import Pass
 
 When = Literal["first", "always", "never"]
 Check = When | int
@@ -188,7 +189,7 @@ ITS_GRADIENT = "a hook, a custom autograd function or a value without a gradient
 
 
 def gradients_stay(engine: Engine, run: Pass, swapped: Pass, weights: Tensor) -> bool:
-    """Whether the gradient of the weighted losses, too, is the same where all others are replaced: those of weight 0."""
+    """Whether the gradient of the weighted losses, too, stays the same where those of weight zero are replaced."""
     if engine.shards is not None:
         return True  # the answer would have to be the same on all ranks
     everything = list(range(len(engine.parameters)))

@@ -17,8 +17,7 @@ from torch import Tensor
 from tacit.sgd.errors import BatchMixing, ClippingError, UncoveredUse
 from tacit.sgd.gradients import company, fallback, probe, verify
 from tacit.sgd.gradients.bounds import Clipping, Gradients
-from tacit.sgd.gradients.engine import Pass
-from tacit.sgd.gradients.outside import Attributes, as_written
+from tacit.sgd.gradients.outside import Attributes, Pass, as_written
 from tacit.sgd.gradients.randomness import Draws, NotRepeated, remember
 from tacit.sgd.hooked.calls import MIXES, Call
 

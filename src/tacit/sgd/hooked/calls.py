@@ -113,6 +113,7 @@ class Call:
             self.cotangents = self._through(whole, self.cotangents)
         self._weigh()
         self.grads, told = self._at_uses(self.cotangents)
+        self.watch.engine.settle()
         self.watch.pending.append(self)
         self.watch.arrived(self)
         return [None if g is None else g / factor for g in told]

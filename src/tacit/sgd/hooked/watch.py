@@ -27,8 +27,8 @@ from tacit.sgd.errors import BatchMixing, ClippingError, UncoveredUse
 from tacit.sgd.gradients import company, fallback, padding, verify
 from tacit.sgd.gradients.bounds import Gradients
 from tacit.sgd.gradients.capture import Capture
-from tacit.sgd.gradients.engine import Engine, ModelState, Outputs, Pass
-from tacit.sgd.gradients.outside import Attributes, as_written
+from tacit.sgd.gradients.engine import Engine
+from tacit.sgd.gradients.outside import Attributes, ModelState, Outputs, Pass, as_written
 from tacit.sgd.gradients.ownership.proof import prove
 from tacit.sgd.gradients.planning import (
     SEVERAL,
@@ -245,6 +245,7 @@ class Watch:
                 "requires_grad of a parameter was changed after make_private: decide what is trained before it"
             )
         piece = self.piece()
+        self.engine.settle()
         call = Call(self, module, args, kwargs, piece)
         engine = self.engine
         engine.state = ModelState(engine.model)
@@ -275,7 +276,7 @@ class Watch:
             call.doubt = call.doubt or "numbers for each example came in that no tensor holds"
         if call.doubt:
             self.engine.doubted.setdefault(where, "")
-        self.engine.forgotten(call.state, capture, call.doubt)
+        self.engine.keep(call.state, capture, call.doubt)
         call.trace = capture.way
         if not call.doubt and self.engine.ways.other(where, call.data, call.trace):
             call.doubt = verify.CHANGED
@@ -301,6 +302,14 @@ class Watch:
 
     def gradients(self, calls: list[Call]) -> tuple[Gradients, Tensor]:
         """Per-example gradients of one batch, put through the model in these calls, and which examples are finite."""
+        try:
+            return self._gradients(calls)
+        except ClippingError:
+            self.engine.disbelieve()
+            self._templates.clear()
+            raise
+
+    def _gradients(self, calls: list[Call]) -> tuple[Gradients, Tensor]:
         rows = calls[0].rows
         device = calls[0].device
         good = torch.ones(rows, dtype=torch.bool, device=device)
@@ -386,6 +395,8 @@ class Watch:
             with self.off(), torch.enable_grad():
                 if replaced:
                     self._replaced(call)
+                if self.engine.doubted_as(call.key) in self.engine.meeting and not call.whole:
+                    self._resized(call)
                 if padded is not None:
                     self._stripped(call, padded)
         finally:
@@ -432,7 +443,7 @@ class Watch:
                 value = call.surrogate(some or leaves)()
                 run = Pass(call.uses, value, call.rows, call.key)
                 gradients.append(verify.by_backward(engine, run, everything, weights.to(value.dtype)))
-            if not verify.same_gradients(*gradients, self.tolerance(call)):
+            if not verify.same_gradients(gradients[0], gradients[1], self.tolerance(call)):
                 raise BatchMixing(MIXES.format(type(call.module).__name__))
 
     def tolerance(self, call: Call) -> float:
@@ -441,7 +452,12 @@ class Watch:
 
     def _resized(self, call: Call) -> None:
         """How many examples a batch has is private: half of them must give what all of them give."""
-        keep = torch.tensor(sorted(verify.a_few(call.rows, (call.rows + 1) // 2)))
+        order, half = torch.tensor(verify.a_few(call.rows, call.rows)), (call.rows + 1) // 2
+        for keep in (order[:half].sort().values, order[half:].sort().values):
+            if len(keep):
+                self._without_others(call, keep)
+
+    def _without_others(self, call: Call, keep: Tensor) -> None:
         leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in call.leaves]
         half = call.picked(keep, square=False)
         apart = all(self.dim_of(t, call.rows) is not None for t in call.data if t.dim())
@@ -555,7 +571,7 @@ class Watch:
                     verify.agree(engine, run, gradients, chosen)
                 plan.checked = True
             if self.check and rows > 1:
-                self._followed(call, leaves, forward, plan)
+                self._followed(call, leaves, forward, plan, run.losses.detach())
             if self.check and not call.whole:
                 self._resized(call)
             return True
@@ -564,14 +580,27 @@ class Watch:
             after()
             call.state.restore()
 
-    def _followed(self, call: Call, leaves: list[Any], forward: Callable[[list[Any]], Pass], plan: PassPlan) -> None:
-        """Follow who owns what: where examples are not shown to be by themselves, every batch is compared."""
+    def _followed(
+        self, call: Call, leaves: list[Any], forward: Callable[[list[Any]], Pass], plan: PassPlan, before: Tensor
+    ) -> None:
+        """Follow who owns what: where examples are not shown to be by themselves, every batch is compared.
+
+        ``before`` is what the surveyed pass gave.
+        """
         data = [(leaf, self.dim_of(leaf, call.rows)) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
         data += [(t, self.place_of(call, k, call.rows)) for k, t in call.cotangents.items()]
+        after: list[Tensor] = []
+
+        def again() -> Pass:
+            run = forward(leaves)
+            after.append(run.losses.detach())
+            return run
+
         try:
-            plan.proof = prove(self.engine, lambda: forward(leaves), data, [use.layouts for use in plan.uses])
+            plan.proof = prove(self.engine, again, data, [use.layouts for use in plan.uses])
         except torch.OutOfMemoryError:
             return
+        verify.repeated(before, after[0], self.tolerance(call))
         plan.remember(self.engine, call.key)
         call.doubt = call.doubt or self.engine.doubted.get(self.engine.doubted_as(call.key), "")
 
@@ -596,7 +625,9 @@ class Watch:
                 # several examples' losses depend on.
                 return None
             outputs, after = swapped.outputs(), swapped.losses.detach()[example].double()
-            same = not self.check or verify.gradients_stay(self.engine, run, swapped, verify.one_hot(run.losses, example))
+            same = not self.check or verify.gradients_stay(
+                self.engine, run, swapped, verify.one_hot(run.losses, example)
+            )
             del swapped
             near = verify.TOLERANCE[narrow] * (1e-3 + before.abs())
             if not self.check or (same and bool((before - after).abs() <= near)):

@@ -17,7 +17,8 @@ from tacit.sgd.gradients.ownership.tracker import Happening, OwnershipMode
 
 if TYPE_CHECKING:
     from tacit.sgd.gradients.contributions import Layout
-    from tacit.sgd.gradients.engine import Engine, Pass
+    from tacit.sgd.gradients.engine import Engine
+    from tacit.sgd.gradients.outside import Pass
 
 
 #: What these do with rows of several examples is found in every batch.
@@ -85,7 +86,7 @@ def prove(
             "exists. Let each token choose its experts. See: tacit explain mixing"
         )
     place = next(iter(tracker.unknown or tracker.mixes), None) if not holds else None
-    meeting = not holds and not (tracker.unknown and all(place.operator in BY_ROW for place in tracker.unknown))
+    meeting = not holds and not any(place.operator in BY_ROW for place in tracker.unknown)
     unseen = bool(reads) and run.doubt == UNSEEN  # as hooks of saved tensors do
     behind = unseen or bool(tracker.reads) or (own and not holds)
     steady = holds and not (reads or tracker.reads or tracker.unsteady)

@@ -619,7 +619,7 @@ _KINDS: list[tuple[Rule, str]] = [
      "max_pool2d_with_indices_backward avg_pool2d_backward _adaptive_avg_pool2d_backward "
      "adaptive_max_pool2d_backward reflection_pad2d replication_pad2d reflection_pad2d_backward "
      "replication_pad2d_backward linalg_inv_ex linalg_cholesky_ex linalg_qr _linalg_det _linalg_slogdet "
-     "linalg_matrix_exp"),
+     "linalg_matrix_exp linalg_solve_triangular"),
     (by_row(last=3), "reflection_pad3d replication_pad3d reflection_pad3d_backward replication_pad3d_backward "
      "max_pool3d_with_indices max_pool3d_with_indices_backward avg_pool3d_backward _adaptive_avg_pool3d_backward "
      "avg_pool3d _adaptive_avg_pool3d"),
