@@ -76,7 +76,7 @@ def noise_through_the_inverse(seed: int) -> list[Finding]:
     """The same where the inverse of C has few bands, for all ways in which a unit takes part, each tried."""
     key, first = Key(bytes([seed % 256]) * 32, repeatable=True), (1.0, -0.5, -0.2)
     with tempfile.TemporaryDirectory() as folder:
-        way = {"noise": BandedInverse(coefficients=first), "sampler": "chunks"}
+        way: dict[str, Any] = {"noise": BandedInverse(coefficients=first), "sampler": "chunks"}
         _, weights = _run(key, Path(folder), **way)
     inverse = sum(a * np.eye(STEPS, k=-j) for j, a in enumerate(first))
     seen = np.linalg.inv(inverse)
