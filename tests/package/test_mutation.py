@@ -104,6 +104,34 @@ def test_a_file_with_switches_does_what_the_file_does_and_each_switch_what_its_m
         assert answer(text, number) == answer(mutant.apply(source))
 
 
+def test_a_condition_that_names_a_value_can_be_switched():
+    source = "def f(noise):\n    if most := max(noise, 0):\n        raise ValueError(most)\n"
+    every = dict(enumerate(rules.mutants_in(source, "src/tacit/room/file.py", every=True)))
+    assert every
+    text = switch.switched(source, every).replace("from mutant_switch import is_on as _mutant_on\n", "")
+    space = {"_mutant_on": lambda number: False}
+    exec(compile(text, "file.py", "exec"), space)
+    with pytest.raises(ValueError, match="3"):
+        space["f"](3)
+
+
+def test_what_people_wrote_is_a_mutant_of_this_tree():
+    found = rules.written()
+    kept = tomllib.loads(rules.WRITTEN.read_text(encoding="utf-8"))["fault"]
+    assert len({one.id for one in found}) == len(found) >= 0.8 * len(kept)
+    for one in found:
+        compile(one.apply((rules.ROOT / one.path).read_text(encoding="utf-8")), one.path, "exec")
+
+
+def test_a_result_holds_until_its_test_changes_and_not_until_its_file_does():
+    file = "import math\n\nBOUND = 3\n\n\ndef test_a():\n    assert BOUND\n\n\ndef test_b():\n    assert math.pi\n"
+    one = record.digest("tests/x.py::test_a[1]", file)
+    assert one == record.digest("tests/x.py::test_a[2]", file.replace("math.pi", "math.e") + "# a comment\n")
+    assert one != record.digest("tests/x.py::test_a[1]", file.replace("BOUND = 3", "BOUND = 4"))
+    assert one != record.digest("tests/x.py::test_b", file)
+    assert record.digest("tests/none.py::test_a") == ""
+
+
 def test_the_tests_of_a_mutant_are_those_that_asked_for_it(tmp_path, mutants):
     one, other = list(mutants.values())[:2]
     file = "tests/package/test_mutation.py"

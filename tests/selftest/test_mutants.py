@@ -53,6 +53,7 @@ def test_a_mutant_is_caught(name):
     [
         *("bounded: tied weight", "noise", "sampling", "votes", "schema: values", "table: people", "selection: scores"),
         *("prices: filters", "ledger: in any order", "kinds: correlated noise", "report: cards", "runs: fits"),
+        *("correlated: inverse", "ledger: terms", "noise: draws", "selection: methods", "votes: partitions"),
     ],
 )
 def test_tacit_as_it_is_passes(name):

@@ -8,6 +8,7 @@ part, so mutants that nobody had in mind measure how much the scenes see.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import json
 import multiprocessing
@@ -68,7 +69,7 @@ def measure(every: list[Mutant], chosen: list[Mutant], tree: Path, known: Path, 
         every: All mutants of the tree, by number.
         chosen: Those to try.
         tree: The copy of the tree (:mod:`tools.mutate.switch`).
-        known: Where the results are kept; what stands there is not tried again.
+        known: Where the results are kept; what noticed a mutant, or did not, is not tried again.
         names: Only scenes whose names begin so; all where there is none.
 
     Returns:
@@ -96,28 +97,42 @@ def measure(every: list[Mutant], chosen: list[Mutant], tree: Path, known: Path, 
         return work
 
     scenes = [name for name in battery if not battery[name].missing() and (not names or name.startswith(tuple(names)))]
-    ran: dict[str, tuple[set[int], float]] = {}
-    for name in scenes:
-        alarm, asked, seconds = _apart(look(name, -1), PATIENCE) or ("it did not end", [], 0.0)
-        print(f"{seconds:6.1f} s  {name}{f'  ALARM without a mutant: {alarm}' if alarm else ''}", flush=True)
-        if not alarm:
-            ran[name] = set(asked), seconds
+    ran = _recorded(scenes, every, look, tree, known.with_suffix(".scenes.json"))
     results = json.loads(known.read_text()) if known.exists() else {}
     for one in chosen:
-        if one.id in results:
-            continue
-        number, began, caught = numbers[one.id], time.monotonic(), ""
-        meets = sorted((name for name in ran if number in ran[name][0]), key=lambda name: ran[name][1])
-        for name in sorted(meets, key=lambda name: battery[name].room != one.room):
-            found = _apart(look(name, number), PATIENCE)
-            if found is not None and found[0]:
-                caught = f"{name}: {found[0]}"
+        entry = results.setdefault(one.id, {"caught": "", "passed": []})
+        meets = [name for name in ran if one.id in ran[name][0] and name not in entry["passed"]]
+        began = time.monotonic()
+        for name in sorted(meets, key=lambda name: (battery[name].room != one.room, ran[name][1])):
+            if entry["caught"]:
                 break
-        results[one.id] = {"caught": caught, "scenes": len(meets)}
+            found = _apart(look(name, numbers[one.id]), PATIENCE)
+            if found is not None and found[0]:
+                entry["caught"] = f"{name}: {found[0]}"
+            else:
+                entry["passed"].append(name)
         known.write_text(json.dumps(results, indent=1) + "\n")
-        said = caught or f"NOT NOTICED by {len(meets)} scenes"
+        said = entry["caught"] or f"NOT NOTICED by {len(entry['passed'])} scenes"
         print(f"{time.monotonic() - began:6.1f} s  {one.id}  {said}", flush=True)
     told = [results[one.id] for one in chosen]
-    met, noticed = sum(bool(one["scenes"]) for one in told), sum(bool(one["caught"]) for one in told)
+    met, noticed = sum(bool(one["caught"] or one["passed"]) for one in told), sum(bool(one["caught"]) for one in told)
     print(f"{noticed} of {len(told)} mutants noticed by a scene ({met} of them are run by one)")
     return 0
+
+
+def _recorded(
+    scenes: list[str], every: list[Mutant], look: Callable[[str, int], Any], tree: Path, file: Path
+) -> dict[str, tuple[set[str], float]]:
+    """Which mutants each scene asks for, and its seconds; what is in the file was recorded over the same source."""
+    source = sorted((tree / "src" / "tacit").rglob("*.py"))
+    state = hashlib.sha256("".join(path.read_text(encoding="utf-8") for path in source).encode()).hexdigest()
+    kept = json.loads(file.read_text()) if file.exists() else {}
+    kept = kept if kept.get("state") == state else {"state": state, "scenes": {}}
+    for name in scenes:
+        if name not in kept["scenes"]:
+            alarm, asked, seconds = _apart(look(name, -1), PATIENCE) or ("it did not end", [], 0.0)
+            print(f"{seconds:6.1f} s  {name}{f'  ALARM without a mutant: {alarm}' if alarm else ''}", flush=True)
+            if not alarm:
+                kept["scenes"][name] = [sorted(every[number].id for number in asked), round(seconds, 1)]
+                file.write_text(json.dumps(kept) + "\n")
+    return {name: (set(kept["scenes"][name][0]), kept["scenes"][name][1]) for name in scenes if name in kept["scenes"]}

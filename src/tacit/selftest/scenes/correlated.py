@@ -18,13 +18,13 @@ from tacit.audit import statistics
 from tacit.audit.findings import Finding, holds
 from tacit.noise.keys import Key
 from tacit.selftest.scene import Scene, refused
-from tacit.sgd import Banded, Training
+from tacit.sgd import Banded, BandedInverse, Training
 from tacit.sgd.training.sampling import CyclicPoisson
 
 BANDS, STEPS, DONE, UNITS, WIDE = 4, 24, 9, 200, 500
 
 
-def _run(key: Key, folder: Path, until: int = STEPS) -> tuple[Training, list[npt.NDArray[np.float64]]]:
+def _run(key: Key, folder: Path, until: int = STEPS, **more: Any) -> tuple[Training, list[npt.NDArray[np.float64]]]:
     """A run without gradients, new or resumed, and the weights before its first step and after each."""
     model = nn.Linear(4, WIDE, bias=False)
     nn.init.zeros_(model.weight)
@@ -38,7 +38,7 @@ def _run(key: Key, folder: Path, until: int = STEPS) -> tuple[Training, list[npt
         noise_multiplier=2.0,
         clip_norm=0.5,
         delta=1e-5,
-        noise=Banded(bands=BANDS),
+        **({"noise": Banded(bands=BANDS)} | more),
         checkpoint=folder / "run.pt",
         checkpoint_every=1,
         key=key,
@@ -69,6 +69,23 @@ def noise_through_the_matrix(seed: int) -> list[Finding]:
         Finding("correlated: size", statistics.variance_p_value(z.ravel()), f"{z.std():.4f} of the stated size"),
         Finding("correlated: each step", statistics.cosine_p_value(z), "largest cosine of the noise of two steps"),
         Finding("correlated: used once", statistics.repetition_p_value(z.ravel()), "correlation with itself"),
+    ]
+
+
+def noise_through_the_inverse(seed: int) -> list[Finding]:
+    """The same where the inverse of C has few bands, for all ways in which a unit takes part, each tried."""
+    key, first = Key(bytes([seed % 256]) * 32, repeatable=True), (1.0, -0.5, -0.2)
+    with tempfile.TemporaryDirectory() as folder:
+        way: dict[str, Any] = {"noise": BandedInverse(coefficients=first), "sampler": "chunks"}
+        _, weights = _run(key, Path(folder), **way)
+    inverse = sum(a * np.eye(STEPS, k=-j) for j, a in enumerate(first))
+    seen = np.linalg.inv(inverse)
+    moved = max(float(np.linalg.norm(seen[:, t :: UNITS // 10].sum(1))) for t in range(UNITS // 10))
+    z = seen @ (-np.diff(np.array(weights), axis=0) * 10 / (2.0 * 0.5 * moved))
+    return [
+        Finding("inverse: size", statistics.variance_p_value(z.ravel()), f"{z.std():.4f} of the stated size"),
+        Finding("inverse: each step", statistics.cosine_p_value(z), "largest cosine of the noise of two steps"),
+        Finding("inverse: used once", statistics.repetition_p_value(z.ravel()), "correlation with itself"),
     ]
 
 
@@ -125,6 +142,7 @@ def sensitivity_by_trying(seed: int) -> list[Finding]:
 
 SCENES = (
     Scene("correlated: noise", "sgd", noise_through_the_matrix),
+    Scene("correlated: inverse", "sgd", noise_through_the_inverse),
     Scene("correlated: sampling", "sgd", who_takes_part),
     Scene("correlated: sensitivity", "sgd", sensitivity_by_trying),
 )

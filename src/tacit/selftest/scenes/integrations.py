@@ -168,7 +168,9 @@ def trainer_steps_are_draws(seed: int) -> list[Finding]:
     found = []
     for pieces in (1, 3):
         with tempfile.TemporaryDirectory() as folder:
-            made, _, optimizer = _trainer(seed, folder, batch=12 // pieces, pieces=pieces, steps=14)
+            made, model, optimizer = _trainer(seed, folder, batch=12 // pieces, pieces=pieces, steps=14)
+            # What a trainer counts operations by, in models of transformers.
+            model.main_input_name, model.num_parameters = "x", lambda **_: 100
             private = make_private(
                 made,
                 loss=_losses,
@@ -181,6 +183,10 @@ def trainer_steps_are_draws(seed: int) -> list[Finding]:
             private.train()
             claimed = private.privacy.upper
         name = f"Trainer, {pieces} pieces"
+        kept = {count: getattr(private.state, count) for count in ("total_flos", "num_input_tokens_seen")}
+        found.append(
+            holds(f"{name}: state", not any(kept.values()), f"sizes of batches that a checkpoint keeps: {kept}")
+        )
         found += _findings(name, steps, seed, 12)
         rng = np.random.default_rng(seed)
         price = look.check_price(claimed, LARGE_DELTA, 12 / ROWS, NOISE, 14, rng)

@@ -160,6 +160,8 @@ def terms_are_kept(seed: int) -> list[Finding]:
             first = ledger().charge("people", acc.Gaussian(5.0), delta=1e-6, purpose="kept", number=number)
             again = ledger().charge("people", acc.Gaussian(5.0), delta=1e-6, purpose="kept", number=number)
             once = ledger().budget("people").charges == 1 and first.number == again.number
+            ledger().register("others", epsilon=5.0, delta=1e-5, fingerprint=b"other people")
+            ledger().bind("people", number, {"model": "a" * 64})
             resumed = ledger().resume("people", number)
             resumed.confirm()
             before = json.dumps([str(r) for r in ledger().history("people")])
@@ -217,6 +219,15 @@ def _against_terms(ledger: Callable[[], Ledger], data: Any, number: str) -> dict
         "everything": (lambda: ledger().charge("people", acc.Gaussian(0.0), purpose="x"), BudgetExceeded),
         "more than there is, asked": (lambda: ledger().quote("people", acc.Gaussian(0.1)), BudgetExceeded),
         "other data": (lambda: ledger().check_data("people", data + 1), FingerprintMismatch),
+        "data of another name": (lambda: ledger().recognise("people", b"other people"), FingerprintMismatch),
+        "data of another name, charged": (
+            lambda: ledger().charge(
+                "people", acc.Gaussian(9.0), delta=1e-7, data=ledger().recognise("others", b"other people")
+            ),
+            FingerprintMismatch,
+        ),
+        "a second release": (lambda: ledger().bind("people", number, {"model": "b" * 64}), ChargeError),
+        "a release that nobody paid for": (lambda: ledger().bind("people", "f" * 32, {"a": "b" * 64}), ChargeError),
         "data without a fingerprint": (lambda: ledger().check_data("replaced", data), FingerprintMismatch),
         "ε below 0": (lambda: ledger().register("a", epsilon=-1.0, delta=0.0), LedgerError),
         "δ of 1": (lambda: ledger().register("a", epsilon=1.0, delta=1.0), LedgerError),

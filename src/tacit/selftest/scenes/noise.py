@@ -190,6 +190,11 @@ def draws_are_independent(seed: int) -> list[Finding]:
     placed = np.array_equal(piece, masks[7, 200:300]) and np.array_equal(
         noise.uniform(key, 7, 50, offset=30), noise.uniform(key, 7, 80)[30:]
     )
+    many = noise.bernoulli_mask(key, 7, 700_000, 0.15)
+    placed &= all(
+        np.array_equal(noise.bernoulli_mask(key, 7, 99, 0.15, offset=at), many[at : at + 99])
+        for at in range(0, 699_000, 33_333)
+    )
     words = noise.uniform(key, 0, 5000)
     other = noise.uniform(Key.generate(), 0, 5000)
     bits = (words.astype(np.uint64) >> np.uint64(63)).astype(int)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import pickle
 import tempfile
@@ -254,6 +255,12 @@ def teachers_are_prices(seed: int) -> list[Finding]:
         exact = bounds.gaussian_epsilon(teachers * math.sqrt(5 * 2) / 20.0, 1e-5)
         text = f"claimed {claim:.4f}, closed form {exact:.4f}"
         found.append(holds(f"{partition} under {adjacency}", claim >= exact * (1 - SLACK), text))
+    for kind in (acc.Votes, acc.VoteCheck, acc.LaplaceVotes, functools.partial(acc.SmoothRelease, 0.02)):
+        asked = kind(20.0, partition="keyed") * 5
+        pair = acc.epsilon(asked, 1e-5, adjacency="add-remove", group=2).upper
+        claim = acc.epsilon(asked, 1e-5, adjacency="replace-one").upper
+        text = f"{asked!r}: claimed {claim:.4f}, two people added or removed cost {pair:.4f}"
+        found.append(holds("keyed: a replaced person is two", claim >= pair * (1 - SLACK), text))
     positions = refused(
         "positions",
         {

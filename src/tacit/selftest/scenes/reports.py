@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -24,7 +25,7 @@ from tacit.linear_model import LinearRegression
 from tacit.noise import Key
 from tacit.noise.keys import KeyFileError
 from tacit.pate import ConfidentGNMax
-from tacit.report import Run, describe, describe_fit, make_card, make_page, read_card, write_card
+from tacit.report import CardError, Run, describe, describe_fit, make_card, make_page, read_card, write_card
 from tacit.report.operator import make_operator_page, read_log
 from tacit.report.registry import make_record, to_yaml
 from tacit.report.texts import translated
@@ -326,6 +327,19 @@ def coins_price_nothing(seed: int) -> list[Finding]:
     return [holds("search: coins", len(prices) == 1, f"{len(prices)} prices for two ways in which they fell")]
 
 
+def _without_a_source(folder: Path) -> Finding:
+    """A card that does not say of each of its values why it may be published is refused."""
+    text, taken = (folder / "votes.json").read_text(encoding="utf-8"), []
+    for name in json.loads(text)["sources"]:
+        card = json.loads(text)
+        del card["sources"][name]
+        (folder / "silent.json").write_text(json.dumps(card), encoding="utf-8")
+        with contextlib.suppress(CardError):
+            read_card(folder / "silent.json")
+            taken.append(name)
+    return holds("card: every value has a source", not taken, f"taken without: {taken}")
+
+
 def fits_publish_what_they_did(seed: int) -> list[Finding]:
     """Fits in a folder: what is charged and claimed, and what one person moves in the accuracy that is released."""
     import polars
@@ -335,16 +349,20 @@ def fits_publish_what_they_did(seed: int) -> list[Finding]:
         place = Path(folder)
         books = Ledger(place / "my.db")
         books.register("clinic", epsilon=60.0, delta=1e-3, unit="person")
+        books.register("replaced", epsilon=60.0, delta=1e-3, unit="person", adjacency="replace-one")
         mine = _table(seed) | {"who": [k // 2 for k in range(ROWS)]}
         extreme = {"age": 1e6, "ward": "south", "stay": -1e6, "back": False, "who": 10**6}
         more = {name: [*values, *[extreme[name]] * 6] for name, values in mine.items()}
         polars.DataFrame(mine).write_csv(place / "mine.csv")
         polars.DataFrame(more).write_csv(place / "more.csv")
+        for who in range(4):
+            flipped = [back != (k // 2 == who) for k, back in enumerate(mine["back"])]
+            polars.DataFrame(mine | {"back": flipped}).write_csv(place / f"other-{who}.csv")
         (place / "schema.toml").write_text(PEOPLE.to_toml(), encoding="utf-8")
         for name, what in {"classes": {"target": "back"}, "numbers": {"target": "stay", "without": ("back",)}}.items():
 
-            def fit(data: str, replay: Any = None, what: Any = what, name: str = name) -> Any:
-                given: dict[str, Any] = {"ledger": str(place / "my.db"), "dataset": "clinic", "max_rows": 2}
+            def fit(data: str, replay: Any = None, name: str = name, what: Any = what, people: str = "clinic") -> Any:
+                given: dict[str, Any] = {"ledger": str(place / "my.db"), "dataset": people, "max_rows": 2}
                 given |= {"schema": str(place / "schema.toml"), "epsilon": 2.0, "delta": DELTA, "accuracy": part}
                 run = FitRun(FitSettings(data=str(place / f"{data}.csv"), **given, **what))
                 there = RunFolder(place / "runs", f"{name}-{data}", None)
@@ -354,8 +372,11 @@ def fits_publish_what_they_did(seed: int) -> list[Finding]:
             done, draws = fit("mine")
             spent, charges = charged(books, DELTA, dataset="clinic"), books.budget("clinic").charges - before[1]
             told = float(read_card(done.folder / "privacy.json")["guarantee"]["epsilon"]["upper"])
+            both = [record.mechanism for record in books.history("clinic")[-2:]]
+            paid = acc.epsilon(both[0] + both[1], DELTA).upper
             right = part * 2.0 <= told <= 2.0 * (1 + 1e-6) and charges == 2 and spent - before[0] > 0.5 * told
-            text = f"the card claims {told:.4f} of 2 for {charges} charges"
+            right &= told >= paid * (1 - 1e-6)
+            text = f"the card claims {told:.4f} of 2 for {charges} charges of {paid:.4f} together"
             found.append(holds(f"fits: claim ({name})", right, text))
             last = fit("more", draws)[1][-1]
             moved = tap.laplace_cost(draws[-1:], [last])
@@ -363,6 +384,11 @@ def fits_publish_what_they_did(seed: int) -> list[Finding]:
             found.append(holds(f"fits: accuracy ({name})", good, f"one person costs ε = {moved:.4f} of {part * 2.0}"))
             leaks = [n for n, text in _texts(done.folder).items() if "73.48" in text]
             found.append(holds(f"fits: private values ({name})", not leaks, f"found in {leaks}"))
+        classes = functools.partial(fit, name="replaced", what={"target": "back"}, people="replaced")
+        draws = classes("mine")[1]
+        cost = max(tap.laplace_cost(draws[-1:], classes(f"other-{who}", draws)[1][-1:]) for who in range(4))
+        text = f"one person replaced costs ε = {cost:.4f} of {part * 2.0}"
+        found.append(holds("fits: accuracy (replace-one)", 0 < cost <= part * 2.0 * (1 + 1e-9), text))
         started = FitRun(FitSettings(data=str(place / "mine.csv"), schema=str(place / "schema.toml"), epsilon=1.0))
         cases: dict[str, tuple[Callable[[], object], Any]] = {
             "no ε": (lambda: FitSettings("a.csv", "a.toml", 0.0), SettingsError),
@@ -483,6 +509,7 @@ def cards_say_what_was_done(seed: int) -> list[Finding]:
         del forged["guarantee"]
         (Path(folder) / "forged.json").write_text(json.dumps(forged), encoding="utf-8")
         (Path(folder) / "text.json").write_text("no card", encoding="utf-8")
+        found.append(_without_a_source(Path(folder)))
         wrong = refused(
             "card: refusals",
             {

@@ -324,7 +324,28 @@ def searches_end_as_priced(seed: int) -> list[Finding]:
             holds(f"search: {method} charged first", set(seen) <= {1}, f"charges when runs began: {set(seen)}")
         )
         del result
-    return found
+    return [*found, *_one_of_many_kinds()]
+
+
+def _one_of_many_kinds() -> list[Finding]:
+    """Candidates of different price: the order in which they are listed changes nothing. Failure releases nothing."""
+
+    def run(candidate: Any, noise: float) -> acc.Mechanism:
+        return acc.Gaussian(noise) if candidate["which"] else acc.Laplace(noise) * 3
+
+    found = []
+    for method, more in {"geometric": {}, "exponential": {}, "threshold": {"threshold": 1e9}}.items():
+        settings: dict[str, Any] = {"method": method, "epsilon": 3.0, "delta": 1e-5} | more
+        score = Score(lambda model: 0.0, noise=30.0)
+        both = [
+            PrivateSearch({"which": order}, lambda c, noise: c, score, mechanism=run, runs=3.0, **settings)
+            for order in ([0, 1], [1, 0])
+        ]
+        noises = np.array([[search.noise_of({"which": one}) for one in (0, 1)] for search in both])
+        alike = bool(np.allclose(noises[0], noises[1], rtol=0.02))
+        found.append(holds(f"search: kinds ({method})", alike, f"noise of both kinds in both orders: {noises}"))
+    released = [one for one in (both[0].run() for _ in range(5)) if (one.best, one.model) != (None, None)]
+    return [*found, holds("search: no success", not released, f"{len(released)} of 5 released a model")]
 
 
 def outside_estimator(seed: int) -> Finding:
