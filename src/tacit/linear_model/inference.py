@@ -30,11 +30,14 @@ Floats = npt.NDArray[np.float64]
 SEEN = 3.0
 #: A coefficient is refused where more than this part of it lies in directions that the noise hides.
 HIDDEN = 0.1
-#: Rows' shares of the variances are clipped at these many times their typical size, each for a part of μ². A few rows
-#: can hold most of a variance, so that one level alone would hide it, or drown it in noise.
-LEVELS, PARTS = (8.0, 32.0, 256.0, 2048.0), (0.4, 0.3, 0.15, 0.15)
-#: A higher level counts if its noise is no larger than what errors of equal variance add up to. Else it must find this
-#: many standard deviations more than the lowest, and what it may have missed is not in the intervals.
+#: Rows' shares of the variances are clipped where the noise is this part of what errors of equal variance add up to, and
+#: at multiples of that level, each for a part of μ². Few rows can hold most of a variance, so that one level alone would
+#: hide it or drown it in noise.
+QUIET = 0.5
+LEVELS, PARTS = (1.0, 8.0, 64.0), (0.7, 0.15, 0.15)
+#: The lowest level is at least so many times the typical share of a row.
+LEAST = 4.0
+#: A higher level counts if it finds this many standard deviations more than the lowest.
 FOUND = 2.0
 
 
@@ -186,18 +189,18 @@ def score_sums(
     plain = np.maximum(forms(found.inverse, middle), 1e-300)
     scale = found.inverse / np.sqrt(plain)[:, None] * math.sqrt(count)
     typical = max(spread, 1e-9)
-    limits = [level * typical for level in LEVELS]
+    lowest = QUIET * count * math.sqrt(PARTS[0]) / (source.shape.clipped_sum(math.sqrt(size), "add-remove") * multiplier)
+    limits = [level * max(lowest, LEAST) * typical * math.sqrt(size) for level in LEVELS]
     totals = np.zeros((len(LEVELS), size))
     for rows in source.batches():
         scores = ((rows.x @ scale.T) * errors_of(rows, theta[:, None], residual)) ** 2
         for total, limit in zip(totals, limits, strict=True):
-            total += clipped_sum(scores, limit * math.sqrt(size))
+            total += clipped_sum(scores, limit)
     noisy, noises = np.zeros_like(totals), np.zeros((len(LEVELS), 1))
     for i, (limit, part) in enumerate(zip(limits, PARTS, strict=True)):
-        sensitivity = source.shape.clipped_sum(limit * math.sqrt(size), "add-remove")
+        sensitivity = source.shape.clipped_sum(limit, "add-remove")
         noises[i] = sensitivity * multiplier / math.sqrt(part)
         noisy[i] = releases.gaussian_sum(totals[i], sensitivity, multiplier / math.sqrt(part))
-    quiet = noises <= np.maximum(noisy[0], count * typical)
-    counts = quiet | (noisy - noisy[0] > FOUND * noises) | (np.arange(len(LEVELS)) == 0)[:, None]
+    counts = (noisy - noisy[0] > FOUND * noises) | (np.arange(len(LEVELS)) == 0)[:, None]
     highest = np.where(counts, noisy + noises, 0.0).max(axis=0)
     return np.asarray(np.maximum(highest / (count * typical), 1.0))
