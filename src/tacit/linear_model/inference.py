@@ -28,6 +28,9 @@ Floats = npt.NDArray[np.float64]
 #: A direction counts as seen where its eigenvalue is this many times the spectral edge of the noise. There the noise
 #: moves an eigenvalue by about a tenth, so that an inverse is close to normal.
 SEEN = 3.0
+#: The Hessian of a classifier moves with the errors of θ, which so decide what is seen: up to this many times the
+#: threshold, intervals are wider.
+BARELY = 1.5
 #: A coefficient is refused where more than this part of it lies in directions that the noise hides.
 HIDDEN = 0.1
 #: Rows' shares of the variances are clipped where the noise is this part of what errors of equal variance add up to, and
@@ -46,7 +49,7 @@ class Estimate:
     """θ in scaled units without shrinkage, and its uncertainty: ``noise`` of the mechanism, ``sample`` of the rows.
 
     ``inverse`` maps Aθ to θ (a pseudo-inverse on the directions that are seen). ``hidden`` projects on the directions
-    that are not.
+    that are not. ``wider`` stretches the directions that are barely seen, where the errors of θ themselves decide that.
     """
 
     theta: Floats
@@ -55,12 +58,16 @@ class Estimate:
     noise: Floats
     sample: Floats
     guess: float
+    wider: Floats | None = None
 
     @property
     def covariance(self) -> Floats:
         """Of sample, noise and what little of a hidden direction a coefficient may have."""
         size = max(self.guess, float(np.linalg.norm(self.theta)))
-        return self.noise + self.sample + size**2 * self.hidden
+        both = self.noise + self.sample
+        if self.wider is not None:
+            both = self.wider @ both @ self.wider
+        return both + size**2 * self.hidden
 
     def refused(self, functionals: Floats) -> npt.NDArray[np.bool_]:
         """Which of these linear functionals of θ (one a row) the noise hides."""
@@ -117,15 +124,20 @@ def estimate(
     basis = _complement(open_, size)
     full = matrix if penalty is None else matrix + np.diag(penalty)
     values, vectors = np.linalg.eigh(basis.T @ full @ basis)
-    seen = values > max(SEEN * 2 * math.sqrt(len(values)) * matrix_noise, 1e-12 * float(np.abs(values).max(initial=0)))
+    least = max(SEEN * 2 * math.sqrt(len(values)) * matrix_noise, 1e-12 * float(np.abs(values).max(initial=0)))
+    seen = values > least
     directions = basis @ vectors
     inverse = (directions[:, seen] / values[seen]) @ directions[:, seen].T
     hidden = directions[:, ~seen] @ directions[:, ~seen].T
     theta = inverse @ vector
+    wider = None
+    if moved is not None:
+        factors = 1 + 1.5 * np.maximum(BARELY - values[seen] / max(least, 1e-300), 0.0)
+        wider = (directions[:, seen] * factors) @ directions[:, seen].T
     by = theta if moved is None else theta - moved
     inside = (vector_noise**2 + matrix_noise**2 * (float(by @ by) + _unseen(moved, seen, guess))) * np.eye(size)
     inside += matrix_noise**2 * np.outer(by, by)
-    return Estimate(theta, inverse, hidden, inverse @ inside @ inverse, np.zeros((size, size)), guess)
+    return Estimate(theta, inverse, hidden, inverse @ inside @ inverse, np.zeros((size, size)), guess, wider)
 
 
 def _unseen(moved: Floats | None, seen: npt.NDArray[np.bool_], guess: float) -> float:
