@@ -33,9 +33,9 @@ SEEN = 3.0
 BARELY = 1.5
 #: A coefficient is refused where more than this part of it lies in directions that the noise hides.
 HIDDEN = 0.1
-#: Rows' shares of the variances are clipped where the noise is this part of what errors of equal variance add up to, and
-#: at multiples of that level, each for a part of μ². Few rows can hold most of a variance, so that one level alone would
-#: hide it or drown it in noise.
+#: Rows' shares of the variances are clipped where the noise is this part of what errors of equal variance add up to,
+#: and at multiples of that level, each for a part of μ². Few rows can hold most of a variance, so that one level alone
+#: would hide it or drown it in noise.
 QUIET = 0.5
 LEVELS, PARTS = (1.0, 8.0, 64.0), (0.7, 0.15, 0.15)
 #: The lowest level is at least so many times the typical share of a row.
@@ -201,7 +201,9 @@ def score_sums(
     plain = np.maximum(forms(found.inverse, middle), 1e-300)
     scale = found.inverse / np.sqrt(plain)[:, None] * math.sqrt(count)
     typical = max(spread, 1e-9)
-    lowest = QUIET * count * math.sqrt(PARTS[0]) / (source.shape.clipped_sum(math.sqrt(size), "add-remove") * multiplier)
+    lowest = (
+        QUIET * count * math.sqrt(PARTS[0]) / (source.shape.clipped_sum(math.sqrt(size), "add-remove") * multiplier)
+    )
     limits = [level * max(lowest, LEAST) * typical * math.sqrt(size) for level in LEVELS]
     totals = np.zeros((len(LEVELS), size))
     for rows in source.batches():
