@@ -148,6 +148,12 @@ def law_school(rng: np.random.Generator, rows: int) -> Table:
     return np.column_stack([score / 24 - 1, grades / 2 - 1, (tier - 3.5) / 2.5]), 2.0 * passed - 1
 
 
+def at_the_ends(rng: np.random.Generator, rows: int) -> Table:
+    """Errors only where a feature is near an end of its bounds, in a tenth of the rows."""
+    x = _features(rng, rows)
+    return x, np.where(np.abs(x[:, 0]) > 0.9, rng.choice([-1.0, 1.0], rows), 0.0)
+
+
 def even_classes(rng: np.random.Generator, rows: int) -> Table:
     """Two classes of about the same size."""
     x = _features(rng, rows)
@@ -219,6 +225,7 @@ TABLES: tuple[tuple[str, Make, int, tuple[str, ...]], ...] = (
     ("heavy-tailed feature, uneven", spikes, 5000, LINEAR),
     ("interaction left out", left_out, 5000, LINEAR),
     ("law school", law_school, 20_000, LINEAR),
+    ("errors at the ends, 1,000 rows", at_the_ends, 1000, LINEAR),
     ("symmetric errors, 300 rows", symmetric, 300, LINEAR),
     ("two classes", even_classes, 5000, LOGISTIC),
     ("two classes, bent log-odds", bent_odds, 5000, LOGISTIC),

@@ -10,7 +10,8 @@ import pytest
 from tacit import accounting as acc
 from tacit.linear_model import LogisticRegression
 from tacit.linear_model import objective as op
-from tacit.linear_model.inference import HIDDEN, Estimate
+from tacit.linear_model.inference import BARELY, HIDDEN, SEEN, Estimate
+from tacit.linear_model.inference import estimate as estimated
 
 
 def estimate(hidden: np.ndarray) -> Estimate:
@@ -24,6 +25,22 @@ def test_a_functional_is_refused_where_more_than_a_tenth_of_its_length_is_hidden
     angles = np.array([0.0, 0.99 * HIDDEN, 1.01 * HIDDEN, 2 * HIDDEN, 1.0])  # sin(angle) is the hidden part
     functionals = length * np.column_stack([np.sqrt(1 - angles**2), angles])
     assert estimate(np.array([0.0, 1.0])).refused(functionals).tolist() == [False, False, True, True, True]
+
+
+def test_what_a_classifier_barely_sees_has_a_wider_interval():
+    """Where a category's coefficient was off to the side that makes it seen, 32 of 41 intervals covered."""
+    edge = SEEN * 2 * math.sqrt(2)
+    found = estimated(
+        np.diag([1.01 * edge, 2 * BARELY * edge]),
+        np.ones(2),
+        1.0,
+        1.0,
+        moved=np.zeros(2),
+        open_=np.zeros((0, 2)),
+        guess=1.0,
+    )
+    stretched = np.sqrt(np.diag(found.covariance) / np.diag(found.noise))
+    assert stretched == pytest.approx([1.735, 1.0], abs=1e-3)
 
 
 FURTHER = (op.Further(0.05, 1.0), op.Further(0.2, math.sqrt(2)))

@@ -84,6 +84,23 @@ def test_errors_that_few_rows_hold_are_seen():
     assert hits >= binom.ppf(1e-6, 90, 0.93), hits
 
 
+def test_errors_at_the_ends_of_a_feature_are_seen_in_a_small_table():
+    """With clip levels that no number of rows moved, half of these intervals were shorter than without noise, and 86%
+    covered: a tenth of the rows has all errors.
+    """
+    longer = 0
+    for seed in range(60):
+        generator = np.random.default_rng(seed)
+        x = generator.uniform(-1, 1, (1000, 3))
+        y = np.where(np.abs(x[:, 0]) > 0.9, generator.choice([-1.0, 1.0], 1000), 0.0)
+        low, high = LinearRegression(3.0, **UNIT).fit(x, y).confidence_interval()[0]
+        design = np.column_stack([np.ones(1000), x])
+        inverse = np.linalg.inv(design.T @ design)
+        scores = design * (y - design @ (inverse @ design.T @ y))[:, None]
+        longer += int(high - low > 2 * 1.96 * np.sqrt((inverse @ scores.T @ scores @ inverse)[1, 1]))
+    assert longer >= 45, longer
+
+
 def test_intervals_that_took_equal_errors_for_granted_would_miss():
     """The wrong version: without what the release about the errors' shape found, uneven errors are not covered."""
     fits = []

@@ -31,6 +31,8 @@ from tacit.linear_model.sensitivity import Shape
 Floats = npt.NDArray[np.float64]
 #: Residuals, rows x outputs, from scores and targets.
 Residual = Callable[[Floats, Floats], Floats]
+#: A typical second derivative of the loss where scores have this mean and variance.
+Curvature = Callable[[float, float], float]
 
 #: The settings, fixed before any data were seen: parts of μ², number of steps, and the clip norm in units of a typical
 #: whitened row times half the range of the target.
@@ -149,23 +151,27 @@ def walk(
     start: Start,
     multiplier: float,
     *,
-    curvature: float = 1.0,
+    curvature: float | Curvature = 1.0,
     penalty: Floats | None = None,
     warm_up: int = WARM_UP,
 ) -> tuple[Floats, Floats]:
-    """The coefficients of :func:`steps`, which states the guarantee, and the covariance that the noise leaves them."""
+    """The coefficients of :func:`steps`, which states the guarantee, and the covariance that the noise leaves them.
+
+    ``curvature`` may follow the scores' mean and variance, which the Gram matrix tells.
+    """
     gram, scale = start.gram, start.scale
     size = len(gram)
     whitening, effective, typical = _whitening(gram, scale, start.count, source.shape)
-    hessian = curvature * effective + (0.0 if penalty is None else np.diag(penalty))
+    ridge = 0.0 if penalty is None else np.diag(penalty)
     clip_norm = CLIP * typical
     step_noise = source.shape.clipped_sum(clip_norm, "add-remove") * multiplier
     theta, covariance = start.theta, start.covariance
-    gain_matrix = whitening @ hessian
     in_memory = isinstance(source, Rows) and source.x.size <= KEPT
     kept_rows = [*_whitened(source, whitening)] if in_memory else None
     for step in range(STEPS):
-        wrong = (curvature * scale) ** 2 / 2  # the Gram matrix is off by E: Cov(E e) = s²/2 (|e|² I + e eᵀ)
+        bent = curvature(*_scores(start, theta)) if callable(curvature) else curvature
+        gain_matrix = whitening @ (bent * effective + ridge)
+        wrong = (bent * scale) ** 2 / 2  # the Gram matrix is off by E: Cov(E e) = s²/2 (|e|² I + e eᵀ)
         uncertain = whitening @ (wrong * (np.trace(covariance) * np.eye(size) + covariance)) @ whitening
         inside = gain_matrix @ covariance @ gain_matrix.T + step_noise**2 * np.eye(size) + uncertain
         gain = np.linalg.solve(inside, gain_matrix @ covariance).T
@@ -179,6 +185,13 @@ def walk(
             covariance = kept @ covariance
             covariance = (covariance + covariance.T) / 2
     return theta, covariance
+
+
+def _scores(start: Start, theta: Floats) -> tuple[float, float]:
+    """Mean and variance of the rows' scores, of which there is one for each: from released values alone."""
+    moments = start.gram / start.count
+    mean = float(moments[0] @ theta[:, 0])
+    return mean, max(float(theta[:, 0] @ moments @ theta[:, 0]) - mean**2, 0.0)
 
 
 def _gram(source: RowSource, budget: DescentBudget, count: int | None) -> tuple[Floats, float, float]:

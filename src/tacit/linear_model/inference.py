@@ -28,13 +28,19 @@ Floats = npt.NDArray[np.float64]
 #: A direction counts as seen where its eigenvalue is this many times the spectral edge of the noise. There the noise
 #: moves an eigenvalue by about a tenth, so that an inverse is close to normal.
 SEEN = 3.0
+#: The Hessian of a classifier moves with the errors of θ, which so decide what is seen: up to this many times the
+#: threshold, intervals are wider.
+BARELY = 1.5
 #: A coefficient is refused where more than this part of it lies in directions that the noise hides.
 HIDDEN = 0.1
-#: Rows' shares of the variances are clipped at these many times their typical size, each for a part of μ². A few rows
-#: can hold most of a variance, so that one level alone would hide it, or drown it in noise.
-LEVELS, PARTS = (8.0, 32.0, 256.0, 2048.0), (0.4, 0.3, 0.15, 0.15)
-#: A higher level counts if its noise is no larger than what errors of equal variance add up to. Else it must find this
-#: many standard deviations more than the lowest, and what it may have missed is not in the intervals.
+#: Rows' shares of the variances are clipped where the noise is this part of what errors of equal variance add up to,
+#: and at multiples of that level, each for a part of μ². Few rows can hold most of a variance, so that one level alone
+#: would hide it or drown it in noise.
+QUIET = 0.5
+LEVELS, PARTS = (1.0, 8.0, 64.0), (0.7, 0.15, 0.15)
+#: The lowest level is at least so many times the typical share of a row.
+LEAST = 4.0
+#: A higher level counts if it finds this many standard deviations more than the lowest.
 FOUND = 2.0
 
 
@@ -43,7 +49,7 @@ class Estimate:
     """θ in scaled units without shrinkage, and its uncertainty: ``noise`` of the mechanism, ``sample`` of the rows.
 
     ``inverse`` maps Aθ to θ (a pseudo-inverse on the directions that are seen). ``hidden`` projects on the directions
-    that are not.
+    that are not. ``wider`` stretches the directions that are barely seen, where the errors of θ themselves decide that.
     """
 
     theta: Floats
@@ -52,12 +58,16 @@ class Estimate:
     noise: Floats
     sample: Floats
     guess: float
+    wider: Floats | None = None
 
     @property
     def covariance(self) -> Floats:
         """Of sample, noise and what little of a hidden direction a coefficient may have."""
         size = max(self.guess, float(np.linalg.norm(self.theta)))
-        return self.noise + self.sample + size**2 * self.hidden
+        both = self.noise + self.sample
+        if self.wider is not None:
+            both = self.wider @ both @ self.wider
+        return both + size**2 * self.hidden
 
     def refused(self, functionals: Floats) -> npt.NDArray[np.bool_]:
         """Which of these linear functionals of θ (one a row) the noise hides."""
@@ -114,15 +124,20 @@ def estimate(
     basis = _complement(open_, size)
     full = matrix if penalty is None else matrix + np.diag(penalty)
     values, vectors = np.linalg.eigh(basis.T @ full @ basis)
-    seen = values > max(SEEN * 2 * math.sqrt(len(values)) * matrix_noise, 1e-12 * float(np.abs(values).max(initial=0)))
+    least = max(SEEN * 2 * math.sqrt(len(values)) * matrix_noise, 1e-12 * float(np.abs(values).max(initial=0)))
+    seen = values > least
     directions = basis @ vectors
     inverse = (directions[:, seen] / values[seen]) @ directions[:, seen].T
     hidden = directions[:, ~seen] @ directions[:, ~seen].T
     theta = inverse @ vector
+    wider = None
+    if moved is not None:
+        factors = 1 + 1.5 * np.maximum(BARELY - values[seen] / max(least, 1e-300), 0.0)
+        wider = (directions[:, seen] * factors) @ directions[:, seen].T
     by = theta if moved is None else theta - moved
     inside = (vector_noise**2 + matrix_noise**2 * (float(by @ by) + _unseen(moved, seen, guess))) * np.eye(size)
     inside += matrix_noise**2 * np.outer(by, by)
-    return Estimate(theta, inverse, hidden, inverse @ inside @ inverse, np.zeros((size, size)), guess)
+    return Estimate(theta, inverse, hidden, inverse @ inside @ inverse, np.zeros((size, size)), guess, wider)
 
 
 def _unseen(moved: Floats | None, seen: npt.NDArray[np.bool_], guess: float) -> float:
@@ -186,18 +201,20 @@ def score_sums(
     plain = np.maximum(forms(found.inverse, middle), 1e-300)
     scale = found.inverse / np.sqrt(plain)[:, None] * math.sqrt(count)
     typical = max(spread, 1e-9)
-    limits = [level * typical for level in LEVELS]
+    lowest = (
+        QUIET * count * math.sqrt(PARTS[0]) / (source.shape.clipped_sum(math.sqrt(size), "add-remove") * multiplier)
+    )
+    limits = [level * max(lowest, LEAST) * typical * math.sqrt(size) for level in LEVELS]
     totals = np.zeros((len(LEVELS), size))
     for rows in source.batches():
         scores = ((rows.x @ scale.T) * errors_of(rows, theta[:, None], residual)) ** 2
         for total, limit in zip(totals, limits, strict=True):
-            total += clipped_sum(scores, limit * math.sqrt(size))
+            total += clipped_sum(scores, limit)
     noisy, noises = np.zeros_like(totals), np.zeros((len(LEVELS), 1))
     for i, (limit, part) in enumerate(zip(limits, PARTS, strict=True)):
-        sensitivity = source.shape.clipped_sum(limit * math.sqrt(size), "add-remove")
+        sensitivity = source.shape.clipped_sum(limit, "add-remove")
         noises[i] = sensitivity * multiplier / math.sqrt(part)
         noisy[i] = releases.gaussian_sum(totals[i], sensitivity, multiplier / math.sqrt(part))
-    quiet = noises <= np.maximum(noisy[0], count * typical)
-    counts = quiet | (noisy - noisy[0] > FOUND * noises) | (np.arange(len(LEVELS)) == 0)[:, None]
+    counts = (noisy - noisy[0] > FOUND * noises) | (np.arange(len(LEVELS)) == 0)[:, None]
     highest = np.where(counts, noisy + noises, 0.0).max(axis=0)
     return np.asarray(np.maximum(highest / (count * typical), 1.0))
