@@ -196,7 +196,12 @@ def rates(seeds: int = 2) -> None:
                 rate = usual.learning_rate * distance / DISTANCE
                 optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=usual.momentum)
                 loss = squared_error if numbers else nn.CrossEntropyLoss(reduction="none")
-                plan = {"batch_size": usual.batch_size, "steps": usual.steps, "epsilon": task.epsilon, "delta": DELTA}
+                plan: dict[str, Any] = {
+                    "batch_size": usual.batch_size,
+                    "steps": usual.steps,
+                    "epsilon": task.epsilon,
+                    "delta": DELTA,
+                }
                 training = Training(model, optimizer, loss, (x, y), **plan)
                 for drawn in training:
                     training.step(drawn)

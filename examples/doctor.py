@@ -21,7 +21,13 @@ def watched(rate: float = 0.5, clip_norm: float = 1.0, batch_size: int = 512, hi
         model = nn.Sequential(nn.Linear(12, hidden), nn.Tanh(), nn.Linear(hidden, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
     loss = nn.CrossEntropyLoss(reduction="none")
-    settings = {"batch_size": batch_size, "clip_norm": clip_norm, "steps": 60, "epsilon": 2.0, "delta": 1e-5}
+    settings: dict[str, Any] = {
+        "batch_size": batch_size,
+        "clip_norm": clip_norm,
+        "steps": 60,
+        "epsilon": 2.0,
+        "delta": 1e-5,
+    }
     training = Training(model, optimizer, loss, (x, y), **settings)
     vitals = Vitals(training)  # what it keeps comes from noisy gradients: it costs nothing
     for batch in training:
