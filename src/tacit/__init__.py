@@ -34,7 +34,12 @@ _ROOMS = (
     "sgd",
     "tuning",
 )
-_NAMES = {"Ledger": "tacit.ledger", "Schema": "tacit.schema", "run": "tacit.runs.program"}
+_NAMES = {
+    "Ledger": "tacit.ledger",
+    "Schema": "tacit.schema",
+    "doctor": "tacit.runs.doctor",
+    "run": "tacit.runs.program",
+}
 
 
 def __getattr__(name: str) -> Any:

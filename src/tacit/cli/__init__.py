@@ -13,6 +13,7 @@ import typer
 #: The command files, in the order in which ``tacit --help`` shows them. Each has ``register(app)``.
 COMMAND_FILES = (
     "train",
+    "doctor",
     "tables",
     "pate",
     "tune",

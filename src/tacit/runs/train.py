@@ -26,6 +26,7 @@ from tacit.ledger import Ledger, OperatorLog, OperatorView
 from tacit.report import PublicSource, Statement, columns_of, describe
 from tacit.report.files import write_whole
 from tacit.runs import publish
+from tacit.runs.doctor import VITALS
 from tacit.runs.evaluate import evaluate, public_sources
 from tacit.runs.folder import as_it_was, resolved, taken_back
 from tacit.runs.journal import Journal
@@ -35,8 +36,8 @@ from tacit.runs.read import TableRecords, Tables, read
 from tacit.runs.settings import CONFIG, IN_MEMORY, SCHEMA, Settings, SettingsError
 from tacit.sgd import NotCompiled, PrivacyWarning, Training
 from tacit.sgd.correlation import noise_kind
-from tacit.sgd.release import signal_to_noise
 from tacit.sgd.training.canaries import AuditedTraining
+from tacit.sgd.training.vitals import Vitals
 
 #: Edges of the norm histogram, in clip norms; 1 is one of them.
 EDGES = [float(e) for e in np.round(np.logspace(-2, 2, 33), 12)]
@@ -266,7 +267,7 @@ def drive(training: Training, private: Path, progress: Reporter) -> None:
     log = OperatorLog(private / "operator.jsonl")
     live, kept = progress.follow(training), Kept(training, private / PROGRESS)
     every = max(1, training.plan.steps // LOGGED)
-    ratio = _Ratio(training)
+    vitals = Vitals(training, private / VITALS)
     with _interrupts() as asked, _told_in_a_line(progress):
         try:
             for batch in training:
@@ -275,9 +276,9 @@ def drive(training: Training, private: Path, progress: Reporter) -> None:
                 last = training.done
                 if live.terminal or last or training.steps_executed % every == 0:
                     seen = training.diagnostics().reveal()
-                    live.update(seen, ratio.value)
+                    live.update(seen, vitals.ratio)
                     if last or training.steps_executed % every == 0:
-                        log.write(OperatorView(**seen, signal_to_noise=ratio.value, **_norms(training)))
+                        log.write(OperatorView(**seen, signal_to_noise=vitals.ratio, **_norms(training)))
                 if asked and not last:
                     if not isinstance(training, AuditedTraining):
                         training.save()
@@ -285,7 +286,7 @@ def drive(training: Training, private: Path, progress: Reporter) -> None:
                     raise Interrupted(f"stopped between two steps; {how}")
         finally:
             live.close()
-            ratio.remove()
+            vitals.remove()
 
 
 @contextlib.contextmanager
@@ -323,25 +324,6 @@ def _interrupts() -> Iterator[list[int]]:
         yield asked
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-class _Ratio:
-    """Signal over noise of the last noisy gradient, from the noisy gradient alone: it is covered by the guarantee."""
-
-    def __init__(self, training: Training) -> None:
-        self.training, self.value = training, None
-        self.size = sum(p.numel() for p in training.parameters.values())
-        self.handle = training.optimizer.register_step_pre_hook(self._look)
-
-    value: float | None
-
-    def _look(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        variance = self.training.noise_at(self.training.steps_executed).variance
-        norms = (p.grad.norm() for p in self.training.parameters.values() if p.grad is not None)
-        self.value = signal_to_noise(norms, self.size, variance)
-
-    def remove(self) -> None:
-        self.handle.remove()
 
 
 def _norms(training: Training) -> dict[str, Any]:

@@ -43,6 +43,7 @@ from tacit.sgd.training.fit import Fit, fit
 from tacit.sgd.training.optimizers import DPAdam
 from tacit.sgd.training.plan import Plan
 from tacit.sgd.training.training import Training
+from tacit.sgd.training.vitals import Facts, Look, Vitals, read_vitals
 
 if TYPE_CHECKING:
     from tacit.sgd.training.estimators import Classifier, Regressor
@@ -62,9 +63,11 @@ __all__ = [
     "DPAdam",
     "ExampleGradients",
     "Execution",
+    "Facts",
     "Fit",
     "GradientClipping",
     "GradientsLost",
+    "Look",
     "NotCompiled",
     "PassPerExample",
     "Persistence",
@@ -76,11 +79,13 @@ __all__ = [
     "SelfCheckFailed",
     "Training",
     "UncoveredUse",
+    "Vitals",
     "check",
     "clipped_grad",
     "example_gradients",
     "fit",
     "fix",
+    "read_vitals",
     "records",
     "table",
 ]
