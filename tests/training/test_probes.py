@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import types
 import warnings
 
 import pytest
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tacit import opacus, sgd
 from tacit.noise.keys import Key
-from tacit.sgd.gradients import planning, rules
+from tacit.sgd.gradients import capture, planning, rules
 from tacit.sgd.hooked import loop
 from tacit.sgd.training import training as trainings
 from tacit.sgd.training.probes import EVERY, Probes
@@ -117,6 +118,8 @@ def stops_at(training, breaks, at):
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_mix_that_begins_later_stops_the_run_at_the_first_probed_step(settings, number, monkeypatch):
     monkeypatch.setattr(planning, "prove", lambda *_, **__: None)  # who owns what is not followed: no batch is compared
+    # With other threads about, constants are read in every pass, and the change is refused at once.
+    monkeypatch.setattr(capture, "threading", types.SimpleNamespace(active_count=lambda: 1))
     settings = dict(settings)
     model, key, at = Model(settings.pop("dropout", 0.0)), key_of(number), 7
     first = next(step for step in probed_steps(key) if step >= at)

@@ -21,6 +21,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from scipy.linalg import cho_solve, solve_triangular
 
 from tacit import accounting as acc
 from tacit.linear_model import releases
@@ -159,31 +160,37 @@ def walk(
 
     ``curvature`` may follow the scores' mean and variance, which the Gram matrix tells.
     """
-    gram, scale = start.gram, start.scale
-    size = len(gram)
-    whitening, effective, typical = _whitening(gram, scale, start.count, source.shape)
-    ridge = 0.0 if penalty is None else np.diag(penalty)
+    scale, size = start.scale, len(start.gram)
+    # In the basis of the Gram matrix's eigenvectors W and that matrix are diagonal: vectors ``w`` and ``f``.
+    vectors, w, f, typical = _whitening(start.gram, scale, start.count, source.shape)
+    whitening = (vectors * w) @ vectors.T
+    ridge = None if penalty is None else w[:, None] * ((vectors.T * penalty) @ vectors)
     clip_norm = CLIP * typical
     step_noise = source.shape.clipped_sum(clip_norm, "add-remove") * multiplier
-    theta, covariance = start.theta, start.covariance
+    theta, covariance = start.theta, vectors.T @ start.covariance @ vectors
     in_memory = isinstance(source, Rows) and source.x.size <= KEPT
     kept_rows = [*_whitened(source, whitening)] if in_memory else None
+    rounding = 0.0
     for step in range(STEPS):
         bent = curvature(*_scores(start, theta)) if callable(curvature) else curvature
-        gain_matrix = whitening @ (bent * effective + ridge)
+        slope = bent * w * f  # of the whitened gradient: G is this diagonal, and the ridge
+        moved = slope[:, None] * covariance + (0.0 if ridge is None else ridge @ covariance)
+        inside = moved * slope + (0.0 if ridge is None else moved @ ridge.T)
         wrong = (bent * scale) ** 2 / 2  # the Gram matrix is off by E: Cov(E e) = s²/2 (|e|² I + e eᵀ)
-        uncertain = whitening @ (wrong * (np.trace(covariance) * np.eye(size) + covariance)) @ whitening
-        inside = gain_matrix @ covariance @ gain_matrix.T + step_noise**2 * np.eye(size) + uncertain
-        gain = np.linalg.solve(inside, gain_matrix @ covariance).T
+        inside += wrong * np.outer(w, w) * covariance
+        inside[np.diag_indices(size)] += step_noise**2 + wrong * np.trace(covariance) * w**2
+        rounding = rounding or 1e-12 * float(np.diag(inside).max())  # more than an eigenvalue loses in all steps
+        inside[np.diag_indices(size)] += rounding
+        lower = np.linalg.cholesky(inside)
         gradient = _gradient(kept_rows or _whitened(source, whitening), theta, residual, clip_norm)
         noisy = releases.gaussian_sum(gradient, source.shape.clipped_sum(clip_norm, "add-remove"), multiplier)
         if penalty is not None:
             noisy = noisy + whitening @ (penalty[:, None] * theta)
-        theta = theta - gain @ noisy
+        theta = theta - vectors @ (moved.T @ cho_solve((lower, True), vectors.T @ noisy))
         if step >= warm_up:
-            kept = np.eye(size) - gain @ gain_matrix
-            covariance = kept @ covariance
-            covariance = (covariance + covariance.T) / 2
+            known = solve_triangular(lower, moved, lower=True)
+            covariance = covariance - known.T @ known
+    covariance = vectors @ covariance @ vectors.T
     return theta, covariance
 
 
@@ -218,15 +225,14 @@ def _gram(source: RowSource, budget: DescentBudget, count: int | None) -> tuple[
     return (noisy[1:, 1:] if beside else noisy), max(here, 1.0), scale
 
 
-def _whitening(gram: Floats, scale: float, count: float, shape: Shape) -> tuple[Floats, Floats, float]:
-    """W, the Gram matrix with floored eigenvalues, and the typical length of a whitened row."""
+def _whitening(gram: Floats, scale: float, count: float, shape: Shape) -> tuple[Floats, Floats, Floats, float]:
+    """Eigenvectors of the Gram matrix, eigenvalues of W and its own, floored, and a whitened row's typical length."""
     values, vectors = np.linalg.eigh(gram)
     edge = 2 * math.sqrt(len(gram)) * scale / math.sqrt(2)
     floored = np.maximum(values, max(FLOOR * edge, 1e-9 * float(values.max(initial=0.0)), 1e-9))
-    root = (vectors / np.sqrt(floored)) @ vectors.T
     longest = math.sqrt(shape.norm_squared / float(floored.min()))
     typical = math.sqrt(float((np.maximum(values, 0.0) / floored).sum()) / count)
-    return root, (vectors * floored) @ vectors.T, min(max(typical, 1e-3 * longest), longest)
+    return vectors, 1 / np.sqrt(floored), floored, min(max(typical, 1e-3 * longest), longest)
 
 
 def _whitened(source: RowSource, whitening: Floats) -> Iterator[tuple[Rows, Floats]]:
