@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import mpmath
 import pytest
 
 from tacit import accounting as acc
@@ -197,3 +198,18 @@ def test_a_sample_of_noise_without_a_largest_loss_has_none(rate: float) -> None:
         assert acc.epsilon(mechanism, 0).upper == math.inf
     assert acc.epsilon(sampled, 0, group=3).upper == math.inf
     assert acc.epsilon(sampled, 0, adjacency="replace-one").upper == math.inf
+
+
+@pytest.mark.parametrize("times", [1, 2, 7])
+def test_the_largest_loss_of_a_sample_is_rounded_up(times):
+    """At a δ next to nothing ε is the largest loss: log(1 + q(e^ε - 1)) has no number in binary64."""
+    for epsilon, rate in ((1.0, 0.5), (0.01, 0.250008), (0.3, 0.1), (2.7, 0.013)):
+        price = acc.epsilon(acc.PoissonSampled(acc.PureDP(epsilon), rate) * times, 1e-300)
+        with mpmath.workdps(60):
+            assert price.upper >= times * mpmath.log(1 + mpmath.mpf(rate) * mpmath.expm1(mpmath.mpf(epsilon)))
+
+
+def test_only_a_dictionary_describes_a_mechanism():
+    for wrong in (None, [], "Gaussian"):
+        with pytest.raises(acc.AccountingError, match="dictionary"):
+            acc.from_dict(wrong)

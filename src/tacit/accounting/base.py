@@ -370,6 +370,8 @@ def from_dict(description: dict[str, Any]) -> Mechanism:
         >>> acc.from_dict((acc.Gaussian(2.0) * 3).to_dict())
         Gaussian(2) * 3
     """
+    if not isinstance(description, dict):
+        raise AccountingError(f"a description of a mechanism is a dictionary, not {description!r:.80}")
     version = description.get("version", 1)
     if version != 1:
         raise AccountingError(f"this description has version {version}; this library reads version 1")

@@ -343,6 +343,8 @@ class _Question:
         low, high = self._narrowed(infinite, finite, delta, rest, enough, claim)
         if self.extra == 0:
             high = min(high, best)
+        if high >= best * (1 - 1e-14) and not all(isinstance(part, PureDP | Laplace) for part, _ in self.members):
+            high *= 1 + 1e-15  # a largest loss that is neither stated nor 1/scale may have been rounded down
         if math.isinf(high):
             # no curve could be made: a sampled mechanism costs at most what the unsampled one does
             simpler = [(loss.unsampled(), times) for loss, times in finite]
