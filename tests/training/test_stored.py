@@ -192,6 +192,14 @@ def test_files_that_change_while_they_are_read_are_refused(tmp_path, monkeypatch
         opened(file, tmp_path / "index") if when == "copied" else there.column("who")
 
 
+def test_ids_have_one_type_in_all_files(tmp_path):
+    source = written(tmp_path / "rows", frame(), parts=2)
+    frame(20).with_columns(pl.col("who").cast(pl.String)).write_parquet(source / "part-2.parquet")
+    there = opened(source, tmp_path / "index")
+    with pytest.raises(ValueError, match=r"column 'who' is Int64 in part-0\.parquet and String in part-2\.parquet"):
+        nn_run(there, groups="who")
+
+
 def test_a_stream_is_read_once_and_a_column_of_tokens_is_a_feature(tmp_path):
     tokens = np.random.default_rng(0).integers(0, 900, (70, 12)).astype(np.int32)
     one = pl.DataFrame({"ids": tokens.tolist(), "y": [0, 1] * 35}, schema={"ids": pl.List(pl.Int32), "y": pl.Int64})

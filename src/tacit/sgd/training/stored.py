@@ -42,7 +42,10 @@ LABELS = 1 << 16
 FINGERPRINTED = 1 << 28
 #: Nanoseconds in which a file may change twice, and keep its times.
 RECENT = 2 * 10**9
-OTHER = "{} is the index of other files or columns, or the files were changed since: name another folder, or remove this one"
+OTHER = (
+    "{} is the index of other files or columns, or the files were changed since: name another folder, or remove this "
+    "one"
+)
 PARQUET, ARROW = (".parquet", ".pq"), (".arrow", ".feather", ".ipc")
 
 Numbers = npt.NDArray[np.int64]
@@ -199,8 +202,8 @@ def _files(source: Any) -> list[Path]:
 
 
 def _state(file: Path) -> list[int]:
-    """What a write changes in a file's entry. Its size and time of writing can be put back, as ``cp -p`` and ``rsync -a``
-    do; the time of its last change and the place of its data cannot."""
+    """What a write changes in a file's entry. Its size and time of writing can be put back, as ``cp -p`` and
+    ``rsync -a`` do; the time of the last change cannot."""
     state = file.stat()
     return [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_dev, state.st_ino]
 
