@@ -241,6 +241,8 @@ def test_what_no_run_may_read_is_refused_when_it_is_copied(tmp_path):
     (tmp_path / "d" / "letters.txt").write_text("mine")
     with pytest.raises(ValueError, match="something else"):
         opened(iter([table]), tmp_path / "d")
+    with pytest.raises(ValueError, match=r"letters\.txt is a file"):
+        opened(iter([table]), tmp_path / "d" / "letters.txt")
     there = opened(iter([table]), tmp_path / "e")
     with open(there.records.path, "ab") as file:
         file.truncate(100)

@@ -125,6 +125,8 @@ def stored(
     files = None if isinstance(source, Iterator) else _files(source)
     asked: dict[str, Any] = {"target": target, "features": None if features is None else list(features)}
     asked |= {"exclude": list(exclude), "files": None if files is None else [file.name for file in files]}
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"index= is a folder of its own for the copy, and {folder} is a file")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     made = _known(folder, asked)
     _check_files(files or [], folder, made)
