@@ -11,7 +11,9 @@ import warnings
 
 import lightning.pytorch as pl
 import numpy as np
+import pandas as pd
 import polars
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
@@ -23,6 +25,7 @@ from transformers import Trainer, TrainingArguments
 
 import tacit
 from tacit import accounting as acc
+from tacit.accounting.base import owner_numbers
 from tacit.integrations.lightning import PrivateTraining
 from tacit.integrations.transformers import make_private
 from tacit.ledger import Ledger, TermsError
@@ -286,6 +289,39 @@ def test_rows_are_priced_as_a_group_and_the_card_says_so():
         Sampling(batch_size=2, steps=1, draw="rows")
     with pytest.raises(ValueError, match="draw must be 'units' or 'rows'"):
         Sampling(batch_size=2, steps=1, draw="people")
+
+
+LISTS = [["ann", "bob"], ["ann"], ["bob", "bob"]] * 20
+LISTED = {
+    "polars": lambda: polars.Series(LISTS),
+    "polars, of one length": lambda: polars.Series(
+        [own[:1] * 2 for own in LISTS], dtype=polars.Array(polars.String, 2)
+    ),
+    "pandas": lambda: pd.Series(LISTS, index=range(5, 65)),
+    "arrow": lambda: pa.array(LISTS),
+    "arrow, in pieces": lambda: pa.chunked_array([LISTS[:30], LISTS[30:]]),
+    "numpy": lambda: polars.Series(LISTS).to_numpy(),
+    "sets": lambda: [set(own) for own in LISTS],
+}
+
+
+@pytest.mark.parametrize("form", LISTED)
+def test_lists_of_owners_are_taken_from_any_library(form):
+    ids = LISTED[form]()
+    owners = [own[:1] for own in LISTS] if "length" in form else LISTS
+    found, known = KeptRows.of(ids, 60, most=4), KeptRows.of(owners, 60, most=4)
+    assert found.several
+    assert found.rows(Key(bytes(32))).tolist() == known.rows(Key(bytes(32))).tolist()
+    with pytest.raises(ValueError, match="people cannot be drawn one by one"):
+        of_training(*people(True)[:2], ids, draw="units", batch_size=5)
+    with pytest.raises(ValueError, match=r"a list of ids for a row|must be one-dimensional"):
+        owner_numbers(ids)
+
+
+def test_a_row_without_a_list_beside_rows_with_one_is_refused():
+    for some in ("ann", None, 3):
+        with pytest.raises(ValueError, match="for some rows and not for others"):
+            KeptRows.of([["ann"], some], 2, most=1)
 
 
 @settings(deadline=None, max_examples=60)

@@ -147,6 +147,64 @@ def test_people_are_known_by_their_ids_however_they_are_typed():
         data.records.take(np.arange(2))
 
 
+def typed(*columns):
+    """A stream of two people in each frame, whose ids have other types from frame to frame."""
+    table = pl.DataFrame({"a": [0.0, 1.0], "b": [0.0, 1.0], "ill": [0, 1]})
+    data = sgd.table(iter([table.with_columns(who=who) for who in columns]), target="ill", exclude=["who"], size=9)
+    data.records.one_row_each("who")
+    with pytest.raises(ValueError) as said:
+        data.records.take(np.arange(9))
+    return data.records._next, str(said.value)
+
+
+NUMBERS, BIG = pl.Series([1, 2]), 2**53 + 1
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        (NUMBERS, NUMBERS.cast(pl.String)),
+        (NUMBERS, NUMBERS.cast(pl.Decimal(10, 1))),
+        (NUMBERS.cast(pl.Decimal(10, 1)), NUMBERS.cast(pl.Decimal(10, 2))),
+        (pl.Series([0.1, 0.7]), pl.Series([0.1, 0.7]).cast(pl.Float32)),
+        (pl.Series([BIG, 2]), pl.Series([BIG, 2]).cast(pl.Float64)),
+        (pl.Series([1.0, 2.0]), pl.Series([float(BIG), 2.0]), pl.Series([BIG, 2])),
+        (pl.Series([2**24 + 1, 2]), pl.Series([2**24 + 1, 2]).cast(pl.Float32)),
+        (NUMBERS.cast(pl.Date), NUMBERS.cast(pl.Date).cast(pl.Datetime)),
+        (pl.Series(["a", "b"]), pl.Series([b"a", b"b"])),
+        (NUMBERS, pl.Series([1.0, float("inf")])),
+    ],
+    ids=lambda columns: "-".join(str(c.dtype) for c in columns),
+)
+def test_ids_that_change_their_type_never_make_one_person_several(columns):
+    came, said = typed(*columns)
+    assert came <= 3  # of the frame that was refused no row counts
+    assert "one person could count as several" in said
+    assert f"and are {columns[-1].dtype} now" in said
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        (NUMBERS, *(NUMBERS.cast(t) for t in (pl.UInt8, pl.Int32, pl.UInt64, pl.Float32, pl.Float64, pl.Int64))),
+        (pl.Series([True, False]), pl.Series([1, 0]), pl.Series([1.0, 0.0])),
+        tuple(pl.Series(["a", "b"], dtype=t) for t in (pl.String, pl.Categorical, pl.Enum(["b", "a"]))),
+        (pl.Series([0.5, 2.0]), pl.Series([2.0, 0.5])),
+    ],
+    ids=["numbers", "bool", "text", "floats"],
+)  # fmt: skip
+def test_ids_of_types_that_can_be_compared_are_one_person(columns):
+    came, said = typed(*columns)
+    assert came == 2
+    assert "ended after 2 of 9 persons" in said
+
+
+def test_a_row_of_a_stream_with_several_owners_is_refused():
+    came, said = typed(pl.Series([["ann", "bob"], ["ann"]]))
+    assert came == 0
+    assert "holds ids of type List(String)" in said
+
+
 def test_the_card_says_what_a_person_with_more_rows_loses_and_what_is_public():
     run = train(opened(rows(people=400), 200), groups="who", unit="patient")
     said = " ".join(make_card(describe(run, "visits"))["accountant"]["assumptions"])
@@ -196,6 +254,8 @@ def test_a_stream_that_ends_early_is_said_and_the_steps_so_far_stand():
     batch = next(batches)
     with pytest.raises(ValueError, match="ended after 500 of 800 rows"):
         training.step(batch)
+    with pytest.raises(ValueError, match=r"ended after [0-9]+ of 450 patients"):
+        train(opened(rows(people=400), 450), groups="who", unit="patient")
     training.stop("the stream ended", looked_at_results=False)
     assert training.steps_executed == 10
 

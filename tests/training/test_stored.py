@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 import tracemalloc
 
 import numpy as np
@@ -134,6 +135,71 @@ def test_an_index_that_was_interrupted_goes_on_with_the_next_file(tmp_path, monk
         sgd.table(source, target="who", index=tmp_path / "other")
 
 
+def rewritten(file, table, how):
+    """The file with other rows in as many bytes, and the time of writing of the old one."""
+    before, other = file.stat(), file.with_name("other.new")
+    table.write_ipc(other if how == "moved" else file)
+    if how == "moved":
+        other.replace(file)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
+@pytest.mark.parametrize("how", ["written over", "moved"])
+@pytest.mark.parametrize("recent", [2 * 10**9, 0])
+def test_ids_are_never_those_of_files_that_changed_since_their_rows_were_copied(tmp_path, monkeypatch, how, recent):
+    """People of ten rows each become people of one: with the ids of the new file ε would be that of one row."""
+    file, table = tmp_path / "f.arrow", frame().with_columns(who=np.arange(500) % 50)
+    table.write_ipc(file)
+    there = opened(file, tmp_path / "index")
+    assert (there.column("who") == np.arange(500) % 50).all()
+    monkeypatch.setattr(stored, "RECENT", recent, raising=False)
+    if not recent:
+        time.sleep(0.05)  # longer than the clock of a file system needs
+        there = opened(file, tmp_path / "index")
+    rewritten(file, table.with_columns(who=np.arange(500)), how)
+    with pytest.raises(ValueError, match=r"f\.arrow changed since its rows were copied"):
+        nn_run(there, groups="who")
+    with pytest.raises(ValueError, match="files were changed since"):
+        opened(file, tmp_path / "index")
+    # the same rows again, in another place and at another time, are the same file
+    table.write_ipc(file)
+    assert (opened(file, tmp_path / "index").column("who") == np.arange(500) % 50).all()
+
+
+def nn_run(data, **more):
+    model = nn.Linear(3, 2)
+    return sgd.Training(
+        model, torch.optim.SGD(model.parameters(), lr=0.5), nn.CrossEntropyLoss(reduction="none"), data,
+        batch_size=20, steps=2, noise_multiplier=1.0, delta=1e-5, compile=False, **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("when", ["copied", "read"])
+def test_files_that_change_while_they_are_read_are_refused(tmp_path, monkeypatch, when):
+    file, table, plain = tmp_path / "f.parquet", frame(), stored._frames
+    table.write_parquet(file)
+
+    def frames(path, columns=None):
+        yield from plain(path, columns)
+        if columns is not None or when == "copied":
+            table[::-1].write_parquet(file)
+
+    if when == "read":
+        there = opened(file, tmp_path / "index")
+    monkeypatch.setattr(stored, "_frames", frames)
+    with pytest.raises(ValueError, match="changed since its rows were copied"):
+        opened(file, tmp_path / "index") if when == "copied" else there.column("who")
+
+
+def test_ids_have_one_type_in_all_files(tmp_path):
+    source = written(tmp_path / "rows", frame(), parts=2)
+    frame(20).with_columns(pl.col("who").cast(pl.String)).write_parquet(source / "part-2.parquet")
+    there = opened(source, tmp_path / "index")
+    with pytest.raises(ValueError, match=r"column 'who' is Int64 in part-0\.parquet and String in part-2\.parquet"):
+        nn_run(there, groups="who")
+
+
 def test_a_stream_is_read_once_and_a_column_of_tokens_is_a_feature(tmp_path):
     tokens = np.random.default_rng(0).integers(0, 900, (70, 12)).astype(np.int32)
     one = pl.DataFrame({"ids": tokens.tolist(), "y": [0, 1] * 35}, schema={"ids": pl.List(pl.Int32), "y": pl.Int64})
@@ -175,6 +241,8 @@ def test_what_no_run_may_read_is_refused_when_it_is_copied(tmp_path):
     (tmp_path / "d" / "letters.txt").write_text("mine")
     with pytest.raises(ValueError, match="something else"):
         opened(iter([table]), tmp_path / "d")
+    with pytest.raises(ValueError, match=r"letters\.txt is a file"):
+        opened(iter([table]), tmp_path / "d" / "letters.txt")
     there = opened(iter([table]), tmp_path / "e")
     with open(there.records.path, "ab") as file:
         file.truncate(100)

@@ -463,6 +463,11 @@ def _numbered(ids: list[Any]) -> NDArray[np.intp]:
     """A number for each id, the same for ids that are equal."""
     # A tensor is a dictionary's key by which object it is, and no two of them are one: its number is the id.
     listed = [owner.item() if hasattr(owner, "detach") and owner.ndim == 0 else owner for owner in ids]
+    if any(type(owner).__hash__ is None or getattr(owner, "ndim", 0) for owner in listed):
+        raise ValueError(
+            "groups has a list of ids for a row: here each row has one owner. Rows with several owners can be drawn by "
+            "tacit.sgd.Training(draw='rows')"
+        )
     if any(owner is None or type(owner).__name__ == "NAType" or owner != owner for owner in listed):
         raise ValueError(MISSING_IDS)
     odd = next((type(owner) for owner in listed if not _by_value(owner)), None)

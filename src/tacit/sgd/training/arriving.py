@@ -26,6 +26,7 @@ from tacit.sgd.training.stored import encoded, shape_of
 
 Numbers = npt.NDArray[np.int64]
 
+STAND = "The steps so far stand; end the run with stop(reason, looked_at_results=False), and it claims them alone."
 COPY = "copy it first, with index=: rows that are there can be drawn (docs/howto/larger-than-memory.md)"
 
 
@@ -61,14 +62,17 @@ class ArrivingRecords(Records):
         self.asked |= {"exclude": list(exclude)}
         self._made: dict[str, Any] | None = None
         self._who: str | None = None
+        self._unit = "row"
+        #: The types of the ids that came, each with what ids it can be compared with.
+        self._types = set[tuple[str, str]]()
         self._secret, self._seen = fresh_bytes(32), set[bytes]()
         self._held: list[npt.NDArray[Any]] = []
         #: The number of the first row that is held, of the next that comes, and where this batch and the last began.
         self._first, self._next, self._begun = 0, 0, (0, -1)
 
-    def one_row_each(self, who: str) -> None:
+    def one_row_each(self, who: str, unit: str = "person") -> None:
         """Of each id in a column only the first row counts."""
-        self._who = who
+        self._who, self._unit = who, unit
 
     @property
     def named_by(self) -> Any:
@@ -99,11 +103,10 @@ class ArrivingRecords(Records):
         frame = next(self.items, None)
         if frame is None:
             raise ValueError(
-                f"the stream ended after {self._next:,} of {self.rows:,} rows. The steps so far stand; end the run "
-                "with stop(reason, looked_at_results=False), and it claims them alone. (This message is for the "
-                "operator.)"
+                f"the stream ended after {self._next:,} of {self.rows:,} {self._unit}s. {STAND} (This message is for "
+                "the operator.)"
             )
-        if self._who is not None:
+        if self._who is not None and frame.height:
             frame = frame.filter(self._new(frame))
         if frame.height == 0:
             return
@@ -115,11 +118,24 @@ class ArrivingRecords(Records):
 
     def _new(self, frame: Any) -> list[bool]:
         """Which rows are the first of their person."""
-        ids = np.asarray(frame[self._who].to_numpy())
+        column = frame[self._who]
+        if column.dtype.is_nested() or column.dtype.is_object():
+            raise ValueError(
+                f"column {self._who!r} holds ids of type {column.dtype}: of a stream each row has one owner, a number "
+                f"or text. For rows with several owners {COPY}"
+            )
+        ids = np.asarray(column.to_numpy())
         owner_numbers(ids, len(ids))  # refuses missing ids
+        before = sorted({name for name, _ in self._types})
+        self._types.add((str(column.dtype), comparable(column, ids)))
+        if len({name for name, _ in self._types}) > 1 < len({kind for _, kind in self._types}):
+            raise ValueError(
+                f"the ids in column {self._who!r} were {' and '.join(before)}, and are {column.dtype} now: one person "
+                f"could count as several. Give all frames one type. {STAND}"
+            )
         found = []
         for one in ids.tolist():
-            if isinstance(one, float | bool) and one == int(one):
+            if isinstance(one, bool) or (isinstance(one, float) and one.is_integer()):
                 one = int(one)  # 17 and 17.0 are one person
             name = hashlib.blake2b(repr(one).encode(), digest_size=16, key=self._secret).digest()
             found.append(name not in self._seen)
@@ -143,6 +159,20 @@ class ArrivingRecords(Records):
 
     def registered_as(self, secret: bytes) -> str | None:
         """None: a ledger cannot know rows that did not come yet."""
+
+
+def comparable(column: Any, ids: npt.NDArray[Any]) -> str:
+    """With what ids those of a frame can be compared, one by one: whole numbers, text, or those of their type alone.
+
+    Numbers with a point are whole numbers where every whole number up to them has its own.
+    """
+    if ids.dtype.kind in "biu":
+        return "whole numbers"
+    if ids.dtype.kind == "f" and bool(
+        ((ids == np.floor(ids)) & (abs(ids) < 2.0 ** (np.finfo(ids.dtype).nmant + 1))).all()
+    ):
+        return "whole numbers"
+    return "text" if str(column.dtype).partition("(")[0] in ("String", "Categorical", "Enum") else str(column.dtype)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -177,7 +207,8 @@ def people_of(sampling: Sampling, records: ArrivingRecords) -> FirstRows | None:
         raise ValueError("the rows of a stream come with their ids: groups= is the name of a column")
     if sampling.max_rows != 1 or sampling.draw != "units":
         raise ValueError(f"of a stream one row of each {sampling.unit} counts: leave out max_rows and draw, or {COPY}")
-    records.one_row_each(sampling.groups)
+    assert sampling.unit is not None
+    records.one_row_each(sampling.groups, sampling.unit)
     return FirstRows(records.rows)
 
 

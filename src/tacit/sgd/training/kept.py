@@ -49,7 +49,11 @@ class KeptRows:
     @classmethod
     def of(cls, ids: Any, rows: int, most: int) -> KeptRows:
         """From one id, or a list of ids, for each row."""
-        lists = [list(dict.fromkeys(own)) for own in ids] if lists_owners(ids) else None
+        lists = None
+        if lists_owners(ids):
+            if not all(map(_is_list, ids)):
+                raise ValueError("groups has a list of owners for some rows and not for others: give each row a list")
+            lists = [list(dict.fromkeys(own.tolist() if isinstance(own, np.ndarray) else _plain(own))) for own in ids]
         if lists is None:
             return cls(owner_numbers(ids, rows).astype(np.int64), np.arange(rows + 1), most, several=False)
         if len(lists) != rows or not all(lists):
@@ -105,11 +109,20 @@ class KeptRows:
 
 def lists_owners(ids: Any) -> bool:
     """Whether rows come with lists of ids, for several owners."""
-    try:
-        first = ids[0]
-    except (TypeError, IndexError, KeyError):
-        return False
-    return isinstance(first, list | tuple | set | frozenset) or (isinstance(first, np.ndarray) and first.ndim == 1)
+    return hasattr(ids, "__len__") and hasattr(ids, "__iter__") and _is_list(next(iter(ids), None))
+
+
+def _is_list(own: Any) -> bool:
+    """Whether this is a list of ids: of Python, numpy, polars, pandas or Arrow."""
+    if isinstance(own, np.ndarray):
+        return own.ndim == 1
+    return isinstance(_plain(own), list | tuple | set | frozenset)
+
+
+def _plain(own: Any) -> Any:
+    """A list of polars, pandas or Arrow as one of Python."""
+    plain = getattr(own, "to_list", None) or getattr(own, "as_py", None)
+    return own if plain is None else plain()
 
 
 def members_of(sampling: Sampling, data: Any, records: Records) -> Units | KeptRows | FirstRows | None:

@@ -18,6 +18,7 @@ import itertools
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,12 @@ NEAR, SPAN = 1 << 14, 1 << 22
 LABELS = 1 << 16
 #: Bytes of an index up to which the fingerprint of its rows is taken for a ledger: that needs them in memory.
 FINGERPRINTED = 1 << 28
+#: Nanoseconds in which a file may change twice, and keep its times.
+RECENT = 2 * 10**9
+OTHER = (
+    "{} is the index of other files or columns, or the files were changed since: name another folder, or remove this "
+    "one"
+)
 PARQUET, ARROW = (".parquet", ".pq"), (".arrow", ".feather", ".ipc")
 
 Numbers = npt.NDArray[np.int64]
@@ -117,29 +124,39 @@ def stored(
     folder = Path(index)
     files = None if isinstance(source, Iterator) else _files(source)
     asked: dict[str, Any] = {"target": target, "features": None if features is None else list(features)}
-    asked |= {"exclude": list(exclude), "files": None if files is None else [_mark(file) for file in files]}
+    asked |= {"exclude": list(exclude), "files": None if files is None else [file.name for file in files]}
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"index= is a folder of its own for the copy, and {folder} is a file")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     made = _known(folder, asked)
+    _check_files(files or [], folder, made)
     if not made["whole"]:
         parts: list[Callable[[], Iterator[Any]]] = [lambda: source]
         if files is not None:
             parts = [functools.partial(_frames, file) for file in files]
         total = None if files is None else sum(_height(file) for file in files)
         with _bar(folder, total, made["rows"]) as advance:
-            for part in parts[made["parts"] :]:
-                _copy(part(), folder, made, advance)
+            for part in range(made["parts"], len(parts)):
+                mark = _mark(files[part]) if files else None
+                _copy(parts[part](), folder, made, advance, mark)
         if made["rows"] == 0:
             raise ValueError("the data are empty: there is no record to train on")
+        _check_files(files or [], folder, made)  # nor did they change while they were copied
         made["whole"] = True
         _write(folder, made)
-    return Table(StoredRecords(folder, made), tuple(made["names"]), _Columns(files or []))
+    return Table(StoredRecords(folder, made), tuple(made["names"]), _Columns(files or [], folder, made))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Columns:
-    """The columns of the files themselves, for the ids of the units: one is read whole where it is asked for."""
+    """The columns of the files themselves, for the ids of the units: one is read whole where it is asked for.
+
+    Guarantee: what is read is a column of the very files that were copied, so that every row of the index has its id.
+    """
 
     files: Sequence[Path]
+    folder: Path
+    made: dict[str, Any]
 
     @property
     def columns(self) -> list[str]:
@@ -149,7 +166,16 @@ class _Columns:
 
     def __getitem__(self, name: str) -> Any:
         polars = optional("polars", "reading a table")
-        return polars.concat([frame[name] for file in self.files for frame in _frames(file, [name])])
+        _check_files(self.files, self.folder, self.made)
+        found = [(file, frame[name]) for file in self.files for frame in _frames(file, [name])]
+        _check_files(self.files, self.folder, self.made)  # nor did they change while they were read
+        first = found[0][1].dtype
+        if odd := next((pair for pair in found if pair[1].dtype != first), None):
+            raise ValueError(
+                f"column {name!r} is {first} in {self.files[0].name} and {odd[1].dtype} in {odd[0].name}: give it one "
+                "type in all files"
+            )
+        return polars.concat([column for _, column in found])
 
 
 # -- reading files ----
@@ -177,10 +203,31 @@ def _files(source: Any) -> list[Path]:
     return found
 
 
-def _mark(file: Path) -> list[Any]:
-    """What tells a file from another, without reading it."""
+def _state(file: Path) -> list[int]:
+    """What a write changes in a file's entry. Its size and time of writing can be put back, as ``cp -p`` and
+    ``rsync -a`` do; the time of the last change cannot."""
     state = file.stat()
-    return [file.name, state.st_size, state.st_mtime_ns]
+    return [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_dev, state.st_ino]
+
+
+def _mark(file: Path) -> dict[str, Any]:
+    """What tells a file from another: its entry and when that was looked at, and a digest of all that it holds."""
+    state, now = _state(file), time.time_ns()
+    with open(file, "rb") as opened:
+        return {"state": state, "at": now, "digest": hashlib.file_digest(opened, "sha256").hexdigest()}
+
+
+def _check_files(files: Sequence[Path], folder: Path, made: dict[str, Any]) -> None:
+    """Refuse files that hold something else than when they were copied. One whose entry did not change is not read."""
+    marks = made.get("marks", [])
+    for k, (file, known) in enumerate(zip(files, marks, strict=False)):  # the others are not copied yet
+        if _state(file) == known["state"] and known["state"][2] + RECENT < known["at"]:
+            continue
+        found = _mark(file)
+        if found["digest"] != known["digest"]:
+            raise ValueError(f"{file.name} changed since its rows were copied. {OTHER.format(folder)}")
+        marks[k] = found
+        _write(folder, made)
 
 
 def _is_stream(file: Path) -> bool:
@@ -229,22 +276,19 @@ def _known(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
     if path.exists():
         made: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if made["asked"] != asked:
-            raise ValueError(
-                f"{folder} is the index of other files or columns, or the files were changed since: name another "
-                "folder, or remove this one"
-            )
+            raise ValueError(OTHER.format(folder))
         return made
     if any(folder.iterdir()):
         raise ValueError(f"{folder} holds something else than an index: name a folder of its own")
     begun = {"asked": asked, "parts": 0, "rows": 0, "digest": "", "labels": [], "whole": False}
-    begun |= {"names": None, "x": None, "width": None, "y": None}
+    begun |= {"marks": [], "names": None, "x": None, "width": None, "y": None}
     _write(folder, begun)
     return begun
 
 
 def _write(folder: Path, made: dict[str, Any]) -> None:
     """Whole or as it was."""
-    draft = folder / f"{INDEX}.new"
+    draft = folder / f"{INDEX}.{os.getpid()}.new"  # several ranks may open one index
     with open(draft, "w", encoding="utf-8", opener=_for_the_owner) as file:
         json.dump(made, file)
         file.flush()
@@ -256,7 +300,9 @@ def _for_the_owner(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _copy(frames: Iterable[Any], folder: Path, made: dict[str, Any], advance: Callable[[int], None]) -> None:
+def _copy(
+    frames: Iterable[Any], folder: Path, made: dict[str, Any], advance: Callable[[int], None], mark: Any = None
+) -> None:
     """Copy one file behind those that were copied before, then note that it is there."""
     digest = hashlib.sha256(made["digest"].encode())
     labels, rows = None if made["labels"] is None else set(made["labels"]), made["rows"]
@@ -283,6 +329,7 @@ def _copy(frames: Iterable[Any], folder: Path, made: dict[str, Any], advance: Ca
         os.fsync(file.fileno())
     made |= {"rows": rows, "digest": digest.hexdigest(), "parts": made["parts"] + 1}
     made["labels"] = None if labels is None else sorted(labels)
+    made["marks"] += [] if mark is None else [mark]
     _write(folder, made)
 
 
