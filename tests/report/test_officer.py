@@ -145,6 +145,26 @@ def test_how_much_epsilon_is_follows_from_the_certified_profile(card, page):
     assert 0.5 + best / 2 <= shown <= 0.5 + best / 2 + 0.0012
 
 
+@pytest.mark.parametrize("language", ["en", "de"])
+@pytest.mark.parametrize(("adjacency", "counted"), [("add-remove", False), ("zero-out", True), ("replace-one", True)])
+def test_who_knows_all_other_records_is_not_said_to_doubt_presence_where_the_number_is_public(
+    adjacency, counted, language
+):
+    bare = Run("a", acc.Gaussian(3.0, unit="patient"), delta=1e-6, adjacency=adjacency, records_public=counted)
+    made = make_page(make_card(bare), language)
+    presence = {"en": "in the data", "de": "in den Daten"}[language]
+    hidden = {"en": "not that they are among the data", "de": "nicht dass sie dabei sind"}[language]
+    public = {"en": "number of records is treated as public.", "de": "Zahl der Datensätze gilt als öffentlich."}[
+        language
+    ]
+    assert (presence in made) == (adjacency == "add-remove")
+    assert (hidden in made) == (public[language] in made) == counted
+    if language == "de":
+        names = set(re.findall(r"<code>([^<]+)</code>", made)) | {"Privacy report: a"}
+        assert not untranslated(make_page(make_card(bare)), names)
+        assert made.count("An attacker who") == 1  # in the card, as its file has it
+
+
 def test_this_run_stands_among_deployments_of_others_in_the_order_of_epsilon(page):
     rows = re.findall(r"<tr>.*?</tr>", page[page.index("Next to what others published") :].split("</table>")[0])[1:]
     epsilons = [float(re.sub(r"<[^>]+>", "", row.split("</td>")[2])) for row in rows]

@@ -331,6 +331,15 @@ def test_numbers_are_read_as_the_language_of_the_page_writes_them(web, language,
     assert "Noise multiplier: a number" in ask(web, "cost/price", "en", noise="1,5")["error"]
 
 
+@pytest.mark.parametrize("language", ["en", "de"])
+@pytest.mark.parametrize("adjacency", ["add-remove", "zero-out", "replace-one"])
+def test_an_attack_is_on_what_these_neighbours_differ_in(web, adjacency, language):
+    told = "".join(ask(web, f"cost/{q}", language, adjacency=adjacency)["html"] for q in ("attack", "curves"))
+    assert ("in the data" in told or "in den Daten" in told) == (adjacency == "add-remove")
+    if language == "de":
+        assert not re.search(r"\b(attacker|guesses|those|whose|sure|missed|named|contents?)\b", told)
+
+
 def test_an_epsilon_of_ones_own_has_a_column(web):
     told = ask(web, "expected/statistics", epsilon="0.5")
     heads = re.findall(r"ε = ([\d.]+)", told["html"])

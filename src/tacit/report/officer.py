@@ -48,10 +48,21 @@ def lawyer(card: Release) -> str:
         "reasonably likely to be used (GDPR, recital 26). Whatever means and other data an attacker has, what was "
         f"released adds at most this to what can be found out about any one {value(card, 'guarantee.unit')}, by "
         "singling out, linking or inferring: "
-        f"ε = {value(card, 'guarantee.epsilon.claimed')}, δ = {value(card, 'guarantee.delta')}. It is a technical "
+        f"ε = {value(card, 'guarantee.epsilon.claimed')}, δ = {value(card, 'guarantee.delta')}.</p>{_hidden(card)}"
+        "<p>It is a technical "
         "measure (Art. 25 and 32) for the assessment of Art. 35(7)(d). Whether the release is anonymous in the sense "
         "of recital 26 is decided by the controller, not by this report.</p>"
     )
+
+
+def _hidden(card: Release) -> str:
+    """What the guarantee does not hide: the number of records, and so presence, where neighbours share it."""
+    said = []
+    if entry(card, "guarantee.adjacency") != "add-remove":
+        said.append("Hidden is what the data of that one say, not that they are among the data.")
+    if entry(card, "accesses.records_public"):
+        said.append("The number of records is treated as public.")
+    return f"<p>{' '.join(f'<span>{one}</span>' for one in said)}</p>" if said else ""
 
 
 # -- what was used -----------------------------------------------------------------------------------------------------
@@ -143,7 +154,7 @@ def _coefficients(card: Release) -> str:
 
 
 def guesses(card: Release) -> float | None:
-    """The largest share of right guesses whether one unit was in the data, (1 + δ(0))/2 rounded up; or None."""
+    """The largest share of right guesses which of two neighbours it was, (1 + δ(0))/2 rounded up; or None."""
     profile = entry(card, "guarantee.profile")
     if profile is None or not profile["epsilon"] or profile["epsilon"][0] != 0:
         return None
@@ -160,8 +171,9 @@ def much(card: Release) -> str:
     else:
         share = f"{min(right, 1.0):.1%}"
         own = (
-            "<p>Somebody was in the data or not, each with probability one half. The best attacker that there can be "
-            f"guesses which, after seeing everything released, and is right at most this often: <b>"
+            f"<p>{words.secret(entry(card, 'guarantee.adjacency')).bet}, each with probability one half. The best "
+            "attacker that there can be guesses which, after seeing everything released, and is right at most this "
+            "often: <b>"
             f'<span data-from="guarantee.profile">{share}</span></b>. A coin is right in 50% of cases.</p>'
         )
         rows.append([f'<b>this run, <span data-from="guarantee.epsilon.claimed">ε = {shown(claimed)}</span></b>',
