@@ -320,7 +320,14 @@ def test_what_is_wrong_is_said_in_the_language_of_the_page_and_names_the_field(w
 
 
 @pytest.mark.parametrize(
-    ("language", "typed", "meant"), [("de", "1,5", "1.5"), ("en", "60,000", "60000"), ("de", "60\u202f000", "60000")]
+    ("language", "typed", "meant"),
+    [
+        ("de", "1,5", "1.5"),
+        ("en", "60,000", "60000"),
+        ("de", "60\u202f000", "60000"),
+        ("de", "1.060.000", "1060000"),
+        ("de", "60.000,0", "60000"),
+    ],
 )
 def test_numbers_are_read_as_the_language_of_the_page_writes_them(web, language, typed, meant):
     field = "noise" if meant == "1.5" else "records"
@@ -338,6 +345,17 @@ def test_an_attack_is_on_what_these_neighbours_differ_in(web, adjacency, languag
     assert ("in the data" in told or "in den Daten" in told) == (adjacency == "add-remove")
     if language == "de":
         assert not re.search(r"\b(attacker|guesses|those|whose|sure|missed|named|contents?)\b", told)
+
+
+@pytest.mark.parametrize("typed", ["1.000", "100.000"])
+def test_a_german_number_that_can_be_read_in_two_ways_is_refused_in_words(web, typed):
+    form = {f"{part}[]": [""] for part in written.PARTS}
+    form |= {"unit": "person", "name[]": ["pay"], "kind[]": ["numeric"], "lower[]": ["0"], "upper[]": [typed]}
+    for told in (ask(web, "cost/price", "de", batch=typed), ask(web, "schema/toml", "de", **form)):
+        assert told["status"] == 422
+        assert "auf zwei Arten lesen" in told["html"]
+    assert ask(web, "schema/toml", "de", **(form | {"upper[]": ["2,5"]}))["toml"].count("2.5") == 1
+    assert ask(web, "schema/toml", "de", **(form | {"upper[]": ["100.000,0"]}))["toml"].count("100000") == 1
 
 
 def test_an_epsilon_of_ones_own_has_a_column(web):
