@@ -328,7 +328,7 @@ def _coverage(card: Release) -> str:
     else:
         ledger = (
             f"<p>Charged to {value(card, 'ledger.dataset')} "
-            f"(budget {value(card, 'ledger.budget', officer.pair)}; "
+            f"(budget {value(card, 'ledger.budget', officer.allowed)}; "
             f"spent so far {value(card, 'ledger.spent', officer.pair)}, "
             f"charges: {value(card, 'ledger.charges')}). The head of its chain fixes the whole history:</p>"
             f"<pre>{value(card, 'ledger.head')}</pre>"
