@@ -23,7 +23,7 @@ RULES = {"tight": "Rényi or sums", "renyi": "Rényi orders", "sum": "sums"}
 
 #: What "left" is, which is not what was allowed less what is spent.
 LEFT = (
-    '<p class="muted">The budget is what all charges together may cost. Left is the largest ε of one more charge that '
+    '<p class="muted">The budget is what all charges together may cost. Left is an ε of one more charge that '
     "surely fits, as if its δ were 0. Under a rule with Rényi orders it is not the budget less what is spent, and "
     "noise with a δ may cost more than what is left and still fit.</p>"
 )
