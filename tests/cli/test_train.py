@@ -300,9 +300,24 @@ def test_pictures_with_a_convolutional_network():
 def test_a_split_of_a_known_data_set_to_evaluate_on(data_folder):
     words = ("--noise", "1", "--delta", "1e-5", "--steps", "2", "--batch", "64", "--model", "linear")
     told = tacit("adult", *words, "--data-dir", str(data_folder), "--evaluate", "test",
-                 "--public-because", "the published test split", "--json")  # fmt: skip
+                 "--public-because", "the published test split", "--public-overlap", "no", "--json")  # fmt: skip
     assert told.exit_code == 0, told.output
     assert json.loads(told.stdout)["results"][0]["rows"] > 15_000
+
+
+def test_whether_the_evaluation_rows_hold_the_same_people_is_stated_or_asked(clinic):
+    (clinic / "test.csv").write_text((clinic / "clinic.csv").read_text())
+    for stated, found in (((), "unknown"), (("--public-overlap", "no"), "no")):
+        told = own("--evaluate", "test.csv", "--public-because", "made up", *stated, "--name", found)
+        assert told.exit_code == 0, told.output
+        (source,) = read_card(clinic / "runs" / found / "privacy.json")["accesses"]["public_data"]
+        assert source["may_overlap"] == found
+        page = (clinic / "runs" / found / "report.html").read_text()
+        answer = page[page.index(f"may contain the same people: {found}") :].split("</tr>")[0]
+        assert ("to be answered before anybody signs" in answer) == (found == "unknown")
+    told = own("--evaluate", "test.csv", "--public-because", "x", "--public-overlap", "maybe")
+    assert told.exit_code != 0
+    assert "public_overlap: one of yes, no, unknown" in told.output
 
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------

@@ -11,15 +11,29 @@ import numpy as np
 import pytest
 
 from tacit import accounting as acc
-from tacit.ledger import Ledger
+from tacit.ledger import EvaluationData, Ledger
 from tacit.linear_model import LinearRegression, LogisticRegression
-from tacit.report import Run, Statement, describe_fit, make_card, make_page, read_card, words, write_card, write_page
+from tacit.report import (
+    Evaluation,
+    PublicSource,
+    Run,
+    Statement,
+    describe_fit,
+    make_card,
+    make_page,
+    read_card,
+    words,
+    write_card,
+    write_page,
+)
 from tacit.report.deployments import DEPLOYMENTS
 from tacit.report.officer import QUESTIONS
 from tacit.report.pdf import NoPrinter, write_pdf
 from tacit.report.registry import OPEN, RegistryAnswers, make_record, to_yaml
 from tacit.report.texts import catalogue, numbers, say, translated
+from tacit.report.votes import SANITISED
 from tacit.report.words import size
+from tacit.runs.settings import Settings
 from tacit.schema import Categorical, Numeric, Schema, Unit
 from tests.report.common import run
 from tests.report.test_page import browser, read
@@ -33,6 +47,16 @@ SCHEMA = Schema(
     ),
     Unit("person"),
     "clinic",
+)
+#: What runs and commands call a purpose where nobody stated one.
+PURPOSES = (
+    Settings("x.csv", epsilon=1.0, delta=1e-6, epochs=1).purpose,
+    "private regression",
+    "private tuning",
+    "private prompt by teachers' votes",
+    "labels by teachers' noisy votes",
+    "private training, 1,200 steps",
+    "",
 )
 STATED = {
     "purpose": "how income grows with age",
@@ -145,6 +169,25 @@ def test_how_much_epsilon_is_follows_from_the_certified_profile(card, page):
     assert 0.5 + best / 2 <= shown <= 0.5 + best / 2 + 0.0012
 
 
+@pytest.mark.parametrize("language", ["en", "de"])
+@pytest.mark.parametrize(("adjacency", "counted"), [("add-remove", False), ("zero-out", True), ("replace-one", True)])
+def test_who_knows_all_other_records_is_not_said_to_doubt_presence_where_the_number_is_public(
+    adjacency, counted, language
+):
+    bare = Run("a", acc.Gaussian(3.0, unit="patient"), delta=1e-6, adjacency=adjacency, records_public=counted)
+    made = make_page(make_card(bare), language)
+    presence = {"en": "in the data", "de": "in den Daten"}[language]
+    hidden = {"en": "not that they are among the data", "de": "nicht dass sie dabei sind"}[language]
+    public = {"en": "number of records is treated as public.", "de": "Zahl der Datensätze gilt als öffentlich."}
+    assert (public[language] in made) == counted
+    assert (presence in made) == (adjacency == "add-remove")
+    assert (hidden in made) == counted
+    if language == "de":
+        names = set(re.findall(r"<code>([^<]+)</code>", made)) | {"Privacy report: a"}
+        assert not untranslated(make_page(make_card(bare)), names)
+        assert made.count("An attacker who") == 1  # in the card, as its file has it
+
+
 def test_this_run_stands_among_deployments_of_others_in_the_order_of_epsilon(page):
     rows = re.findall(r"<tr>.*?</tr>", page[page.index("Next to what others published") :].split("</table>")[0])[1:]
     epsilons = [float(re.sub(r"<[^>]+>", "", row.split("</td>")[2])) for row in rows]
@@ -197,11 +240,49 @@ def test_each_of_twenty_questions_has_an_answer(card):
 
 def test_a_question_without_an_answer_is_marked_before_the_signature(card):
     marked = "to be answered before anybody signs"
-    full = dataclasses.replace(describe_fit(fitted(), "full", **STATED), data="the survey", records_public=False)
+    full = describe_fit(fitted(), "full", **STATED)
+    test = EvaluationData.declared_public([0, 1], because="a published benchmark")
+    full = dataclasses.replace(
+        full,
+        data="the survey",
+        records_public=False,
+        columns=tuple(dict(column) | {"why": "the code book"} for column in full.columns),
+        evaluations=(Evaluation("accuracy", test.metric("accuracy", 0.5)),),
+    )
     assert marked not in make_page(make_card(full))
+    reasons = dataclasses.replace(full, columns=describe_fit(fitted(), "full").columns)
+    estimate = Evaluation(SANITISED, test.metric("e", 0.5), model="release")  # of ε, and of no accuracy
+    for less in (
+        *(dataclasses.replace(full, purpose=purpose) for purpose in PURPOSES),
+        reasons,
+        dataclasses.replace(full, evaluations=()),
+        dataclasses.replace(full, evaluations=(estimate,)),
+        *(
+            dataclasses.replace(full, **{used: (PublicSource("a sample", "evaluation"), PublicSource("b", "x", "no"))})
+            for used in ("public_sources", "pretrained")
+        ),
+    ):
+        made = make_page(make_card(less))
+        assert made.count(marked) == 1, less
+        german = make_page(make_card(less), "de")
+        assert not re.search(r"not stated|same people|what for|given by a person", german.split("Unterzeichnet")[0])
+    known = dataclasses.replace(full, public_sources=(PublicSource("a sample", "evaluation", "yes"),))
+    assert "a sample (may contain the same people: yes)" in make_page(make_card(known))
+    assert marked not in make_page(make_card(known))
     bare = make_page(make_card(Run("bare", acc.Laplace(5.0), delta=1e-6)))
-    assert bare.count(marked) == 11
+    assert bare.count(marked) == 12
     assert "Signature" in bare[bare.rindex(marked) :]
+
+
+def test_nobody_is_said_to_have_written_bounds_without_a_look_at_the_data(card, page):
+    assert not re.search(r"without (the data|looking)", page[: page.index("What was released")])
+    assert "tacit did not compute them from these rows" in page
+    assert "not computed by tacit" in card["data"].source("columns")
+
+
+def test_a_budget_is_shown_as_it_was_set(page):
+    assert "budget: ε = 5, δ = 1e-5" in page
+    assert "1.001e-5" not in page
 
 
 def test_a_card_of_before_still_has_a_page(card, tmp_path):

@@ -48,7 +48,7 @@ def studio(tmp_path):
 def client(studio: Studio, token: str = SECRET):
     made = testclient.TestClient(make_app(studio, hosts("127.0.0.1", 8760)), base_url=BASE, follow_redirects=False)
     if token:
-        made.cookies.set("tacit_studio", token)
+        made.get("/", params={"token": token})
     return made
 
 
@@ -84,6 +84,27 @@ def test_the_token_in_the_address_becomes_a_cookie_that_no_script_and_no_other_s
     assert "httponly" in cookie
     assert "samesite=strict" in cookie
     assert web.get("/cost").status_code == 200
+
+
+def test_the_cookie_of_one_studio_is_not_that_of_another_and_holds_no_token(studio):
+    one, two = client(studio), testclient.TestClient(
+        make_app(Studio(studio.runs, secret="another"), hosts("127.0.0.1", 8761)), base_url="http://127.0.0.1:8761"
+    )  # fmt: skip
+    two.cookies = one.cookies  # as a browser does, which sends cookies to every port
+    assert two.get("/cost").status_code == 401
+    assert two.get("/", params={"token": "another"}).status_code == 200
+    assert two.get("/cost").status_code == 200
+    one.cookies = two.cookies
+    assert one.get("/cost").status_code == 200
+    assert {cookie.name for cookie in one.cookies.jar} >= {"tacit_studio_8760", "tacit_studio_8761"}
+    for cookie in one.cookies.jar:
+        assert cookie.value not in (SECRET, "another")
+    again = testclient.TestClient(make_app(studio, hosts("127.0.0.1", 8760)), base_url=BASE)
+    again.cookies = one.cookies
+    assert again.get("/cost").status_code == 401  # a studio that ended takes its cookies with it
+    plain = client(studio, "")
+    plain.cookies.set("tacit_studio_8760", SECRET)
+    assert plain.get("/cost").status_code == 401
 
 
 def test_a_wrong_token_is_refused_and_guessing_is_slowed_down(studio):
@@ -320,7 +341,14 @@ def test_what_is_wrong_is_said_in_the_language_of_the_page_and_names_the_field(w
 
 
 @pytest.mark.parametrize(
-    ("language", "typed", "meant"), [("de", "1,5", "1.5"), ("en", "60,000", "60000"), ("de", "60\u202f000", "60000")]
+    ("language", "typed", "meant"),
+    [
+        ("de", "1,5", "1.5"),
+        ("en", "60,000", "60000"),
+        ("de", "60\u202f000", "60000"),
+        ("de", "1.060.000", "1060000"),
+        ("de", "60.000,0", "60000"),
+    ],
 )
 def test_numbers_are_read_as_the_language_of_the_page_writes_them(web, language, typed, meant):
     field = "noise" if meant == "1.5" else "records"
@@ -329,6 +357,35 @@ def test_numbers_are_read_as_the_language_of_the_page_writes_them(web, language,
         == ask(web, "cost/price", "en", **{field: meant})["epsilon"]
     )
     assert "Noise multiplier: a number" in ask(web, "cost/price", "en", noise="1,5")["error"]
+
+
+@pytest.mark.parametrize("language", ["en", "de"])
+@pytest.mark.parametrize("adjacency", ["add-remove", "zero-out", "replace-one"])
+def test_an_attack_is_on_what_these_neighbours_differ_in(web, adjacency, language):
+    told = "".join(ask(web, f"cost/{q}", language, adjacency=adjacency)["html"] for q in ("attack", "curves"))
+    assert ("in the data" in told or "in den Daten" in told) == (adjacency == "add-remove")
+    if language == "de":
+        assert not re.search(r"\b(attacker|guesses|those|whose|sure|missed|named|contents?)\b", told)
+
+
+@pytest.mark.parametrize("typed", ["1.000", "100.000"])
+def test_a_german_number_that_can_be_read_in_two_ways_is_refused_in_words(web, typed):
+    form = {f"{part}[]": [""] for part in written.PARTS}
+    form |= {"unit": "person", "name[]": ["pay"], "kind[]": ["numeric"], "lower[]": ["0"], "upper[]": [typed]}
+    for told in (ask(web, "cost/price", "de", batch=typed), ask(web, "schema/toml", "de", **form)):
+        assert told["status"] == 422
+        assert "auf zwei Arten lesen" in told["html"]
+    assert ask(web, "schema/toml", "de", **(form | {"upper[]": ["2,5"]}))["toml"].count("2.5") == 1
+    assert ask(web, "schema/toml", "de", **(form | {"upper[]": ["100.000,0"]}))["toml"].count("100000") == 1
+
+
+@pytest.mark.parametrize(
+    ("language", "said"), [("en", "not the budget less what is spent"), ("de", "nicht das Budget")]
+)
+def test_what_left_means_is_said_beside_what_was_allowed(web, language, said):
+    numbers = {"noise": "9", "batch": "100", "records": "10000", "epochs": "1"}
+    assert said in ask(web, "ledger/overview", language)["html"]
+    assert said in ask(web, "ledger/planned", language, dataset="people", **numbers)["html"]
 
 
 def test_an_epsilon_of_ones_own_has_a_column(web):

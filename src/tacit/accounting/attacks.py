@@ -28,11 +28,14 @@ SHARES = (0.5, 0.2, 0.08, 0.03)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Risk:
-    """How well any attack can tell whether one unit was in the data; made by :func:`risk`.
+    """How well any attack can tell which of two neighbouring data sets it was; made by :func:`risk`.
+
+    Under add/remove, a member is a unit that was in the data. Under zero-out, one whose contribution was counted and
+    not left blank; under replace-one, one whose data had the first of two contents. Presence is no secret there.
 
     Args:
         advantage: The largest true positive rate minus false positive rate of any test, from below and above.
-        fpr: False positive rates: how often a test accuses somebody who was not in the data.
+        fpr: False positive rates: how often a test names somebody who is no member.
         tpr_lower: The true positive rate that some test reaches, at each false positive rate.
         tpr_upper: The true positive rate that no test exceeds.
         prior: The probability of membership that the attacker starts from.

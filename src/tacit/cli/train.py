@@ -83,6 +83,9 @@ def train(
     ] = None,
     public_every: Annotated[str | None, typer.Option(hidden=True)] = None,
     public_because: Annotated[str | None, option("Why the evaluation rows need no protection.")] = None,
+    public_overlap: Annotated[
+        str | None, option("For the card: whether the protected people may be in those rows too (yes, no, unknown).")
+    ] = None,
     by: Annotated[list[str] | None, option("Also show results by this column. May be repeated.")] = None,
     reference: Annotated[
         bool | None, option("Also train a non-private reference on the public rows.", "--reference")

@@ -31,7 +31,7 @@ from tacit.report.run import NOT_STATED, Run
 CHOSEN = "chosen before the data were seen"
 PRICE = "price of the mechanism, computed without the data"
 STATED = "stated by the user"
-BOUNDS = "public bounds and categories, written by a person without the data"
+BOUNDS = "bounds and categories as they were given, not computed by tacit from these rows"
 #: What is assumed of a run that samples.
 DRAWN = "Batches are drawn as the sampler above says; the sampler that ran is the object that was priced."
 #: What is added to the reason of a value that follows from the number of records too.
@@ -312,7 +312,7 @@ def _data(run: Run) -> Release:
     return Release(
         {
             "name": public(run.data, STATED),
-            "schema": public(run.schema or NOT_STATED, "written by a person, without the data"),
+            "schema": public(run.schema or NOT_STATED, "the name in the schema, not computed from the rows"),
             "columns": public(None if run.columns is None else [dict(c) for c in run.columns], BOUNDS),
             "fingerprint": public(keyed, "keyed with a secret of the ledger: tells an outsider nothing"),
         }

@@ -48,10 +48,21 @@ def lawyer(card: Release) -> str:
         "reasonably likely to be used (GDPR, recital 26). Whatever means and other data an attacker has, what was "
         f"released adds at most this to what can be found out about any one {value(card, 'guarantee.unit')}, by "
         "singling out, linking or inferring: "
-        f"ε = {value(card, 'guarantee.epsilon.claimed')}, δ = {value(card, 'guarantee.delta')}. It is a technical "
+        f"ε = {value(card, 'guarantee.epsilon.claimed')}, δ = {value(card, 'guarantee.delta')}.</p>{_hidden(card)}"
+        "<p>It is a technical "
         "measure (Art. 25 and 32) for the assessment of Art. 35(7)(d). Whether the release is anonymous in the sense "
         "of recital 26 is decided by the controller, not by this report.</p>"
     )
+
+
+def _hidden(card: Release) -> str:
+    """What the guarantee does not hide: the number of records, and so presence, where neighbours share it."""
+    said = []
+    if entry(card, "guarantee.adjacency") != "add-remove":
+        said.append("Hidden is what the data of that one say, not that they are among the data.")
+    if entry(card, "accesses.records_public"):
+        said.append("The number of records is treated as public.")
+    return f"<p>{' '.join(f'<span>{one}</span>' for one in said)}</p>" if said else ""
 
 
 # -- what was used -----------------------------------------------------------------------------------------------------
@@ -72,9 +83,10 @@ def columns(card: Release) -> str:
     heads = ("column", "role", "public bounds or categories", "missing values", "why these")
     body = table([(head, "w" if head == "role" else "") for head in heads], rows)
     told = (
-        f"<p>Protected unit: {value(card, 'guarantee.unit')}. Bounds and categories were written down without looking "
-        "at the data. Values beyond a bound are moved to it, and a label that is not listed counts as “other” where "
-        "that is a category, so that no single value counts for more.</p>"
+        f"<p>Protected unit: {value(card, 'guarantee.unit')}. Bounds and categories come from the schema, or were "
+        "given as parameters; tacit did not compute them from these rows. Values beyond a bound are moved to it, and a "
+        "label that is not listed counts as “other” where that is a category, so that no single value counts for "
+        "more.</p>"
     )
     return f'{head}{told}{_rows_of_one(card)}<div data-from="{path}">{body}</div></section>'
 
@@ -143,7 +155,7 @@ def _coefficients(card: Release) -> str:
 
 
 def guesses(card: Release) -> float | None:
-    """The largest share of right guesses whether one unit was in the data, (1 + δ(0))/2 rounded up; or None."""
+    """The largest share of right guesses which of two neighbours it was, (1 + δ(0))/2 rounded up; or None."""
     profile = entry(card, "guarantee.profile")
     if profile is None or not profile["epsilon"] or profile["epsilon"][0] != 0:
         return None
@@ -160,8 +172,9 @@ def much(card: Release) -> str:
     else:
         share = f"{min(right, 1.0):.1%}"
         own = (
-            "<p>Somebody was in the data or not, each with probability one half. The best attacker that there can be "
-            f"guesses which, after seeing everything released, and is right at most this often: <b>"
+            f"<p>{words.secret(entry(card, 'guarantee.adjacency')).bet}, each with probability one half. The best "
+            "attacker that there can be guesses which, after seeing everything released, and is right at most this "
+            "often: <b>"
             f'<span data-from="guarantee.profile">{share}</span></b>. A coin is right in 50% of cases.</p>'
         )
         rows.append([f'<b>this run, <span data-from="guarantee.epsilon.claimed">ε = {shown(claimed)}</span></b>',
@@ -244,15 +257,35 @@ def retention(card: Release) -> str:
 
 
 def _names(found: Any) -> str:
-    return "not stated" if found is None else ("none" if not found else "; ".join(one["name"] for one in found))
+    """Sources by name, each with whether the protected people may be in it."""
+    if found is None:
+        return "not stated"
+    return "; ".join(f"{one['name']} (may contain the same people: {one['may_overlap']})" for one in found) or "none"
+
+
+#: What stands as purpose where nobody stated one: it names a method, as the defaults of runs and commands do.
+_METHOD = re.compile(
+    r"private (training(, [\d,]+ steps)?|regression|tuning|prompt by teachers' votes)|labels by teachers' noisy votes"
+    r"|labels by the votes on .*"
+)
+
+
+def _purpose(found: Any) -> str:
+    said = shown(found).strip() or "not stated"
+    return f"{said} (a method; what for is not stated)" if _METHOD.fullmatch(said) else said
 
 
 def _verdict(found: Any) -> str:
     return str(found["verdict"])
 
 
+def allowed(found: Any) -> str:
+    """A budget, as it was set: what is allowed is not rounded up."""
+    return f"ε = {shown(found['epsilon'])}, δ = {number(found['delta'])}"
+
+
 def pair(found: Any) -> str:
-    """A budget, or what was spent of it, rounded up."""
+    """What was spent, rounded up."""
     return f"ε = {shown(rounded(found['epsilon']))}, δ = {number(rounded(found['delta']))}"
 
 
@@ -262,8 +295,12 @@ def _listed(found: Any) -> str:
 
 def _reasons(found: Any) -> str:
     silent = [one["name"] for one in found if not one["why"]]
-    chosen = "bounds and categories: written by a person, without the data"
-    return f"{chosen}; no reason is stated for {', '.join(silent)}" if silent else f"{chosen}, each with its reason"
+    chosen = "bounds and categories: given by a person, not computed by tacit from these rows"
+    if silent:
+        return (
+            f"{chosen}; no reason is stated for {', '.join(silent)}, so whether the data were looked at is not stated"
+        )
+    return f"{chosen}, each with its reason"
 
 
 #: A question, who asks it, the entries that answer it, how each is shown, and the part of the page with the rest.
@@ -301,7 +338,7 @@ QUESTIONS: tuple[tuple[str, str, tuple[tuple[str, Callable[[Any], str] | None], 
         (("data.name", shown), ("data.columns", _listed), ("data.columns", _reasons)),
         "used",
     ),
-    ("What for?", "GDPR Art. 35(7)(a): purpose", (("run.purpose", shown),), "guarantee"),
+    ("What for?", "GDPR Art. 35(7)(a): purpose", (("run.purpose", _purpose),), "guarantee"),
     (
         "What was released, and to whom?",
         "GDPR Art. 35(7)(a); NIST: release",
@@ -336,7 +373,7 @@ QUESTIONS: tuple[tuple[str, str, tuple[tuple[str, Callable[[Any], str] | None], 
         "NIST: composition; GDPR Art. 5(1)(e)",
         (
             ("ledger.spent", lambda found: f"spent so far: {pair(found)}"),
-            ("ledger.budget", lambda found: f"budget: {pair(found)}"),
+            ("ledger.budget", lambda found: f"budget: {allowed(found)}"),
         ),
         "covers",
     ),
@@ -362,6 +399,13 @@ QUESTIONS: tuple[tuple[str, str, tuple[tuple[str, Callable[[Any], str] | None], 
 )
 
 
+#: An answer that is none, as an element ends with it.
+_OPEN = re.compile(
+    r"([Nn]ot stated[.)]?|nothing is stated\)|same people: unknown\)(; [^<]*)?|nothing was measured on public rows or "
+    r"charged)<"
+)
+
+
 def questions(card: Release) -> str:
     """Twenty questions, each with its answer and the place of the rest."""
     rows = []
@@ -369,7 +413,7 @@ def questions(card: Release) -> str:
         answers = [_answer(card, path, show) for path, show in paths] or [_accuracy(card)]
         if place == "covers" and "ledger.spent" in dict(paths) and entry(card, "ledger") is None:
             answers = ["<div>this run was not charged to a ledger: nobody kept count</div>"]
-        if any(re.search(r"([Nn]ot stated\.?|nothing is stated\))<", answer) for answer in answers):
+        if any(_OPEN.search(answer) for answer in answers):
             answers.append('<div class="mark-warn">to be answered before anybody signs</div>')
         link = f' <a href="#{place}">more</a>'
         rows.append([f"{i}", f'{question}<br><span class="muted">{who}</span>', "".join(answers) + link])
@@ -390,7 +434,7 @@ def _answer(card: Release, path: str, show: Callable[[Any], str] | None) -> str:
 
 def _accuracy(card: Release) -> str:
     results = card["evaluation"]
-    whole = [key for key in results if not results[key]["group"] and results[key]["model"] in ("private", "release")]
+    whole = [key for key in results if not results[key]["group"] and results[key]["model"] == "private"]
     if not whole:
         return "<div>nothing was measured on public rows or charged</div>"
     told = "".join(f"<div>{value(card, f'evaluation.{key}.metric')}: {measured(card, key)}</div>" for key in whole[:6])

@@ -17,7 +17,7 @@ from typing import Any
 
 from tacit.ledger import PrivateValueError, Release
 from tacit.ledger.release import json_values
-from tacit.report import audited, officer, plots
+from tacit.report import audited, officer, plots, words
 from tacit.report.card import sources
 from tacit.report.elements import entry, figure, listed, numbers, opening, shown, table, value
 from tacit.report.files import write_whole
@@ -174,11 +174,11 @@ def over_steps(card: Release) -> str:
     top = max(upper) * 1.12
     delta = shown(entry(card, "guarantee.delta"))
     first, last = number(rounded(upper[0])), number(rounded(upper[-1]))
-    words = f"ε at δ = {delta} grows from {first} after step {steps[0]} to {last} after step {steps[-1]}."
+    told = f"ε at δ = {delta} grows from {first} after step {steps[0]} to {last} after step {steps[-1]}."
     drawing = plots.chart(
         "steps",
         "ε against steps",
-        words,
+        told,
         Axis("steps", 0, steps[-1]),
         Axis(f"ε at δ = {delta}", 0, top),
         [Line(steps, upper)],
@@ -202,11 +202,11 @@ def _profile(card: Release) -> str:
     low = 10.0 ** min(-3, math.floor(math.log10(min(delta))))
     inside = at >= low and claimed <= epsilon[-1]
     first, last = number(rounded(delta[0])), number(rounded(delta[-1]))
-    words = f"δ falls from {first} at ε = 0 to {last} at ε = {number(rounded(epsilon[-1]))}."
+    told = f"δ falls from {first} at ε = 0 to {last} at ε = {number(rounded(epsilon[-1]))}."
     drawing = plots.chart(
         "profile",
         "Privacy profile",
-        words,
+        told,
         Axis("ε", 0, epsilon[-1]),
         Axis("δ", low, 1.0, log=True),
         [Line(epsilon, delta)],
@@ -225,12 +225,13 @@ def _tradeoff(card: Release) -> str:
     curve = entry(card, path)
     if curve is None:
         return ""
+    secret = words.secret(entry(card, "guarantee.adjacency"))
     drawing = plots.chart(
         "tradeoff",
         "Trade-off curve",
         entry(card, "guarantee.attacker"),
-        Axis("accused, but not in the data (false alarms)", 0, 1, percent=True),
-        Axis("in the data, but missed", 0, 1, percent=True),
+        Axis(secret.axes[0], 0, 1, percent=True),
+        Axis(secret.axes[1], 0, 1, percent=True),
         [
             Line([0, 0.75, 1], [1, 0.25, 0], "second", "blind guessing"),
             Line(curve["alpha"], curve["lower"]),
@@ -238,9 +239,10 @@ def _tradeoff(card: Release) -> str:
         area=Line(curve["alpha"], curve["lower"]),
     )
     caption = (
-        "The best that any test of whether one {unit} was in the data can do: no test has error rates in the shaded "
-        "region. The closer the curve is to the dashed line, the less the release reveals about anyone."
-    ).format(unit=value(card, "guarantee.unit"))
+        f"The best that any test of whether one {value(card, 'guarantee.unit')} {secret.tested} can do: no test has "
+        "error rates in the shaded region. The closer the curve is to the dashed line, the less the release reveals "
+        "about anyone."
+    )
     heads = ("false alarms", "missed, at least", "missed, at most")
     return figure(path, drawing, caption, numbers(curve, "alpha", heads, path))
 
@@ -326,7 +328,7 @@ def _coverage(card: Release) -> str:
     else:
         ledger = (
             f"<p>Charged to {value(card, 'ledger.dataset')} "
-            f"(budget {value(card, 'ledger.budget', officer.pair)}; "
+            f"(budget {value(card, 'ledger.budget', officer.allowed)}; "
             f"spent so far {value(card, 'ledger.spent', officer.pair)}, "
             f"charges: {value(card, 'ledger.charges')}). The head of its chain fixes the whole history:</p>"
             f"<pre>{value(card, 'ledger.head')}</pre>"

@@ -5,6 +5,7 @@ Every number in a sentence is rounded in the direction that keeps the sentence t
 
 from __future__ import annotations
 
+import dataclasses
 import decimal
 import fractions
 import math
@@ -154,8 +155,81 @@ def _interval(bound: acc.Bound) -> str:
     return f"[{number(bound.lower)}, {number(rounded(bound.upper, 6))}]"
 
 
+@dataclasses.dataclass(frozen=True)
+class Secret:
+    """What a guarantee hides from an attacker who knows every other record, as the sentences about attacks say it.
+
+    Add/remove hides presence. Between the other neighbours the number of records is the same, so presence is certain
+    for such an attacker; what is hidden is what the record says.
+    """
+
+    bet: str
+    tested: str
+    attack: str
+    guessed: str
+    accused: tuple[str, str]
+    believed: str
+    axes: tuple[str, str]
+
+
+_SECRETS = {
+    "add-remove": Secret(
+        bet="Somebody was in the data or not",
+        tested="was in the data",
+        attack="An attacker who tests whether one {unit} was in the data, and wrongly accuses {share} of those who "
+        "were not, finds at most {most} of those who were. Blind guessing finds {guess}.",
+        guessed="Whether one {unit} was in the data, the best attacker guesses right in at most",
+        accused=(
+            "If they accept to accuse 1% of those who were not in the data, they find at most",
+            "of those who were.",
+        ),
+        believed="Somebody who is sure to 10% that the {unit} was in the data is sure to at most",
+        axes=("accused, but not in the data (false alarms)", "in the data, but missed"),
+    ),
+    "zero-out": Secret(
+        bet="A contribution was counted or left blank",
+        tested="was counted or left blank",
+        attack="An attacker who tests whether the contribution of one {unit} was counted or left blank, and wrongly "
+        "names {share} of those that were left blank, finds at most {most} of those that were counted. Blind guessing "
+        "finds {guess}.",
+        guessed="Whether the contribution of one {unit} was counted or left blank, the best attacker guesses right in "
+        "at most",
+        accused=(
+            "If they accept to name 1% of the contributions that were left blank, they find at most",
+            "of those that were counted.",
+        ),
+        believed="Somebody who is sure to 10% that the contribution of the {unit} was counted, and not left blank, is "
+        "sure to at most",
+        axes=("named, but left blank (false alarms)", "counted, but missed"),
+    ),
+    "replace-one": Secret(
+        bet="The data of one said one of two things",
+        tested="had the one of two contents or the other",
+        attack="An attacker who tests which of two contents the data of one {unit} had, and wrongly names {share} of "
+        "those that had the second, finds at most {most} of those that had the first. Blind guessing finds {guess}.",
+        guessed="Which of two contents the data of one {unit} had, the best attacker guesses right in at most",
+        accused=(
+            "If they accept to name 1% of those whose data had the second content, they find at most",
+            "of those whose data had the first.",
+        ),
+        believed="Somebody who is sure to 10% that the data of the {unit} had the first of two contents is sure to at "
+        "most",
+        axes=("named, but of the second content (false alarms)", "of the first content, but missed"),
+    ),
+}
+
+
+def secret(adjacency: str) -> Secret:
+    """What an attacker may try to find out under an adjacency, in words.
+
+    >>> secret("add-remove").tested, secret("zero-out").tested
+    ('was in the data', 'was counted or left blank')
+    """
+    return _SECRETS[adjacency]
+
+
 def attacker(curve: acc.Tradeoff | None, alpha: float = 0.01) -> str:
-    """What the trade-off curve says about the best test of membership at one false-alarm rate.
+    """What the trade-off curve says about the best test between neighbours at one false-alarm rate.
 
     >>> attacker(acc.tradeoff(acc.Gaussian(5.0)))
     'An attacker who tests whether one record was in the data, and wrongly accuses 1% of those who were not, finds at
@@ -166,10 +240,8 @@ def attacker(curve: acc.Tradeoff | None, alpha: float = 0.01) -> str:
     place = int(np.argmin(np.abs(curve.alpha - alpha)))
     at = float(curve.alpha[place])
     found = math.ceil((1 - float(curve.lower[place])) * 1000) / 10
-    return (
-        f"An attacker who tests whether one {curve.unit} was in the data, and wrongly accuses {at:.0%} of those who "
-        f"were not, finds at most {found:g}% of those who were. Blind guessing finds {at:.0%}."
-    )
+    said = secret(curve.adjacency).attack
+    return said.format(unit=curve.unit, share=f"{at:.0%}", most=f"{found:g}%", guess=f"{at:.0%}")
 
 
 #: Mechanisms that one number describes, and the name of that number.

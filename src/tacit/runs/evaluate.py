@@ -229,7 +229,7 @@ def public_sources(settings: Settings, records: TableRecords) -> tuple[PublicSou
     if records.test is None or not settings.public_because:
         return ()
     if settings.public_share is None:
-        return (PublicSource(str(settings.evaluate), "evaluation", "unknown", settings.public_because),)
+        return (PublicSource(str(settings.evaluate), "evaluation", settings.public_overlap, settings.public_because),)
     unit, named = records.schema.unit.name, records.units is not None
     by = f"the id of its {unit}" if named else "what it contains"
     note = (
@@ -244,7 +244,7 @@ def public_sources(settings: Settings, records: TableRecords) -> tuple[PublicSou
             f"{records.name}: a share of {settings.public_share:g}, each row by a hash of {by} under the public key "
             f"{PUBLIC_KEY!r}",
             "evaluation",
-            "no" if named or unit == "record" else "unknown",
+            "no" if named or unit == "record" else settings.public_overlap,
             note,
         ),
     )

@@ -171,6 +171,8 @@ def run(
         evaluate: A file, a split of a known data set, or a table to evaluate on.
         public_share: About this share of the units, chosen by a hash, is set apart as public and evaluated on.
         public_because: Why the evaluation rows need no protection. Without it results stay with the operator.
+        public_overlap: Whether the protected people may be in those rows too, for the card: ``"yes"``, ``"no"`` or
+            ``"unknown"``. The sides of ``public_share`` are known not to share a unit that has an id.
         by: Columns with categories by which results are shown too.
         reference: Whether to train a non-private reference on the public rows.
         tuning: How hyper-parameters were chosen, for the card: ``"none"``, ``"charged"``,

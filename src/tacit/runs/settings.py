@@ -44,6 +44,7 @@ REFUSED = {
 CHOICES = {
     "optimizer": tuple(RATES),
     "tuning": ("none", "charged", "on public data only", "not charged", "not stated"),
+    "public_overlap": ("yes", "no", "unknown"),
 }
 #: Where numbers lie, and how that is said.
 RANGES: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
@@ -97,6 +98,7 @@ class Settings:
     evaluate: str | None = None
     public_share: float | None = None
     public_because: str | None = None
+    public_overlap: str = "unknown"
     by: tuple[str, ...] = ()
     reference: bool = False
     tuning: str = "not stated"

@@ -1,7 +1,7 @@
 """How does a browser reach the studio, and who else does not? One Starlette application behind four guards.
 
 1. Host: only the names that the studio was started for, so that no foreign name can be pointed at it (DNS rebinding).
-2. Token: a cookie that no script reads and no other site sends (HttpOnly, SameSite=Strict).
+2. Token: a cookie that no script reads and no other site sends (HttpOnly, SameSite=Strict). It does not hold the token.
 3. Origin: whatever is posted must come from the studio's own pages, as JSON (CSRF). There is no CORS.
 4. Content-Security-Policy: only the studio's own script and style; reports have no script at all.
 """
@@ -9,7 +9,9 @@
 from __future__ import annotations
 
 import functools
+import hmac
 import json
+import secrets
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -139,7 +141,8 @@ def _guarded(
     async def guarded(self: _Desk, request: Any) -> Any:
         if (no := self.foreign(request)) is not None:
             return no
-        who = self.studio.enter(request.cookies.get(self.cookie, ""))
+        sent = request.cookies.get(self.cookie(request), "")
+        who = self.studio.enter(self.sessions.get(sent, ""))
         if who is None:
             return self.refused("", request, 401)
         return await act(self, request, who)
@@ -150,10 +153,23 @@ def _guarded(
 class _Desk:
     """What answers requests, apart from what is answered."""
 
-    cookie = "tacit_studio"
-
     def __init__(self, studio: Studio, names: frozenset[str], secure: bool) -> None:
         self.studio, self.names, self.secure, self.tries = studio, names, secure, Limit(5.0)
+        self.key, self.sessions = secrets.token_bytes(32), dict[str, str]()
+
+    # -- the cookie ----------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def cookie(request: Any) -> str:
+        """The name of the cookie, with the port: browsers send cookies to every port of a host."""
+        port = urlsplit(f"//{request.headers.get('host', '')}").port
+        return "tacit_studio" if port is None else f"tacit_studio_{port}"
+
+    def session(self, secret: str) -> str:
+        """What the cookie holds in place of a valid token: of use to this studio only, and until it ends."""
+        made = hmac.new(self.key, secret.encode(), "sha256").hexdigest()
+        self.sessions[made] = secret
+        return made
 
     # -- guards --------------------------------------------------------------------------------------------------------
 
@@ -222,7 +238,8 @@ class _Desk:
         if self.studio.enter(secret) is None:
             allowed = self.tries.allows(peer)
             return self.refused(alert("This token is not valid."), request, 401 if allowed else 429)
-        answer.set_cookie(self.cookie, secret, httponly=True, samesite="strict", secure=self.secure, path="/")
+        held = self.session(secret)
+        answer.set_cookie(self.cookie(request), held, httponly=True, samesite="strict", secure=self.secure, path="/")
         return answer
 
     def _to(self, place: str) -> Any:

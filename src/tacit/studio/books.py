@@ -21,6 +21,13 @@ from tacit.studio.state import Studio
 #: The rules by which charges add up, in words.
 RULES = {"tight": "Rényi or sums", "renyi": "Rényi orders", "sum": "sums"}
 
+#: What "left" is, which is not what was allowed less what is spent.
+LEFT = (
+    '<p class="muted">The budget is what all charges together may cost. Left is an ε of one more charge that '
+    "surely fits, as if its δ were 0. Under a rule with Rényi orders it is not the budget less what is spent, and "
+    "noise with a δ may cost more than what is left and still fit.</p>"
+)
+
 
 def names(studio: Studio, who: Token) -> list[str]:
     """The data sets that somebody may see."""
@@ -69,11 +76,7 @@ def overview(studio: Studio, who: Token, values: Mapping[str, Any]) -> dict[str,
         ("charges", ""),
         ("rule", "w"),
     ]
-    note = (
-        '<p class="muted">Left is an ε that fits whatever is charged next, as if its δ were 0. Under a rule with Rényi '
-        "orders, noise with a δ may cost more than that and still fit: ask below.</p>"
-    )
-    return {"html": table(heads, rows) + note if rows else "<p>There is no data set that you may see.</p>"}
+    return {"html": table(heads, rows) + LEFT if rows else "<p>There is no data set that you may see.</p>"}
 
 
 def history(studio: Studio, who: Token, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,6 +129,7 @@ def planned(studio: Studio, who: Token, values: Mapping[str, Any]) -> dict[str, 
         f'<p role="status">Would be granted. It costs ε = <b>{shown(rounded(price.epsilon))}</b> at '
         f"δ = {number(price.delta)}.</p>"
         + table([("state", ""), ("left", "n"), ("used", "n")], rows)
+        + LEFT
         + '<p class="muted">Nothing is charged here: the run charges itself.</p>'
     )
     return {"html": text, "granted": True, "epsilon": price.epsilon, "left": after.left_epsilon}

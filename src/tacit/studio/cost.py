@@ -198,13 +198,12 @@ def price(plan: Planned, values: Mapping[str, Any]) -> dict[str, Any]:
 def attack(plan: Planned, _: Mapping[str, Any]) -> dict[str, Any]:
     """What any attack can find out, in words."""
     found = acc.risk(plan.mechanism, fpr=[0.01], prior=0.1, adjacency=plan.adjacency, group=plan.group)
-    unit = html.escape(plan.unit)
+    said, unit = words.secret(plan.adjacency), html.escape(plan.unit)
     text = (
-        f"<p>Whether one {unit} was in the data, the best attacker guesses right in at most "
+        f"<p>{said.guessed.format(unit=unit)} "
         f"<b>{_percent(found.accuracy)}</b> of cases. A coin is right in 50%.</p>"
-        "<p>If they accept to accuse 1% of those who were not in the data, they find at most "
-        f"<b>{_percent(float(found.tpr_upper[0]))}</b> of those who were.</p>"
-        f"<p>Somebody who is sure to 10% that the {unit} was in the data is sure to at most "
+        f"<p>{said.accused[0]} <b>{_percent(float(found.tpr_upper[0]))}</b> {said.accused[1]}</p>"
+        f"<p>{said.believed.format(unit=unit)} "
         f"<b>{_percent(found.posterior)}</b> afterwards, except with a probability of {found.chance:g}.</p>"
     )
     return {"html": text, "risk": found.to_dict()}
@@ -248,8 +247,8 @@ def curves(plan: Planned, _: Mapping[str, Any]) -> dict[str, Any]:
             "tradeoff",
             "Trade-off curve",
             words.attacker(curve),
-            Axis("accused, but not in the data (false alarms)", 0, 1, percent=True),
-            Axis("in the data, but missed", 0, 1, percent=True),
+            Axis(words.secret(plan.adjacency).axes[0], 0, 1, percent=True),
+            Axis(words.secret(plan.adjacency).axes[1], 0, 1, percent=True),
             [Line([0, 0.75, 1], [1, 0.25, 0], "second", "blind guessing"), Line(alpha, lower)],
             area=Line(alpha, lower),
         ),

@@ -27,6 +27,8 @@ class FieldError(ValueError):
 
 #: Thousands as English writes them.
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
+#: And as German does; no such number begins with 0.
+_DOTTED = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+(,\d*)?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +48,9 @@ class NumberField:
         """The number that was typed, or the default."""
         typed = "".join(str(values.get(self.name, self.default)).split()) or self.default
         try:
-            value = float(_pointed(typed, str(values.get("lang"))))
+            value = float(pointed(self.label, typed, str(values.get("lang")), self.name))
+        except FieldError:
+            raise
         except ValueError:
             raise FieldError(f"{self.label}: a number, not {typed[:40]!r}", self.name) from None
         if not self.low <= value <= self.high:
@@ -70,13 +74,26 @@ class NumberField:
         )
 
 
-def _pointed(typed: str, language: str) -> str:
+def pointed(label: str, typed: str, language: str, field: str = "") -> str:
     """A number as a program reads it. A comma is a decimal mark in German, and in English one of thousands.
 
-    >>> _pointed("1,5", "de"), _pointed("60,000", "en"), _pointed("1.5", "de"), _pointed("1,5", "en")
-    ('1.5', '60000', '1.5', '1,5')
+    A dot is one of thousands in German where nothing else fits, and of decimals where no thousands do. What can be read
+    both ways, such as 1.000, is refused.
+
+    >>> [pointed("", typed, "de") for typed in ("1,5", "1.5", "0.125", "1.000,5", "1.000.000")]
+    ['1.5', '1.5', '0.125', '1000.5', '1000000']
+    >>> pointed("", "60,000", "en"), pointed("", "1,5", "en")
+    ('60000', '1,5')
     """
     if language == "de":
+        if _DOTTED.fullmatch(typed):
+            if typed.count(".") == 1 and "," not in typed:
+                raise FieldError(
+                    f"{label}: {typed[:40]} can be read in two ways; write thousands without a dot, and decimals with "
+                    "a comma",
+                    field,
+                )
+            typed = typed.replace(".", "")
         return typed.replace(",", ".")
     return typed.replace(",", "") if _THOUSANDS.fullmatch(typed) else typed
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tacit.schema import Boolean, Categorical, Numeric, Schema, SchemaError, Unit
-from tacit.studio.fields import FieldError
+from tacit.studio.fields import FieldError, pointed
 
 #: The fields of a column, in the order of the form.
 PARTS = ("name", "kind", "lower", "upper", "categories", "missing", "target", "why")
@@ -23,22 +23,25 @@ def _list(values: Mapping[str, Any], name: str) -> list[str]:
     return [str(one).strip() for one in found]
 
 
-def _number(column: str, what: str, text: str) -> float:
+def _number(column: str, what: str, text: str, language: str) -> float:
     if not text:
         raise FieldError(f"column {column!r}: {what} is missing; take it from the code book, never from the rows")
     try:
-        return float(text)
+        return float(pointed(f"column {column!r}: {what}", "".join(text.split()), language))
+    except FieldError:
+        raise
     except ValueError:
         raise FieldError(f"column {column!r}: {what} is a number, not {text[:40]!r}") from None
 
 
-def _column(row: dict[str, str]) -> Any:
+def _column(row: dict[str, str], language: str) -> Any:
     name, why, target = row["name"], row["why"], row["target"] == "yes"
     missing = row["missing"] or None
     match row["kind"]:
         case "numeric":
-            fill = None if missing is None else _number(name, "the value for missing ones", missing)
-            low, high = _number(name, "the lower bound", row["lower"]), _number(name, "the upper bound", row["upper"])
+            fill = None if missing is None else _number(name, "the value for missing ones", missing, language)
+            low = _number(name, "the lower bound", row["lower"], language)
+            high = _number(name, "the upper bound", row["upper"], language)
             return Numeric(name, low, high, fill=fill, target=target, description=why)
         case "categorical":
             labels = [part.strip() for part in row["categories"].split(",") if part.strip()]
@@ -68,7 +71,9 @@ def make(values: Mapping[str, Any]) -> Schema:
         raise FieldError("Unit: whom does the guarantee protect? Such as person or household")
     try:
         return Schema(
-            tuple(_column(row) for row in rows), Unit(unit, ids or None), str(values.get("schema_name") or "")
+            tuple(_column(row, str(values.get("lang"))) for row in rows),
+            Unit(unit, ids or None),
+            str(values.get("schema_name") or ""),
         )
     except SchemaError as error:
         raise FieldError(str(error)) from None
