@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from tacit.accounting import Gaussian, calibrate
 from tacit.linear_model import LinearRegression, LogisticRegression
-from tacit.schema import Schema
+from tacit.schema import Numeric, Schema
 
 Floats = npt.NDArray[np.float64]
 DELTA = 1e-6
@@ -112,7 +112,7 @@ def tables() -> dict[str, tuple[Any, Any, Floats, tuple[float, float]]]:
         except datasets.MissingDataError:
             continue
         target = people.schema.target
-        if not hasattr(target, "lower"):
+        if not isinstance(target, Numeric):
             continue
         frame = people.train.sample(min(len(people.train), 50_000), seed=1)
         y = frame[target.name].to_numpy().astype(float)
