@@ -551,6 +551,10 @@ class _Written:
         self._ledger = ledger
         self._lost: list[tuple[int, str]] = []
 
+    def guards(self) -> list[str]:
+        """What the service says is wrong with the triggers of its tables."""
+        return [str(problem) for problem in self._ledger._ask("guards")["guards"]]
+
     def head(self, dataset: str) -> ChainHead:
         """The record of the head."""
         return self._ledger._signature(dataset)[0]

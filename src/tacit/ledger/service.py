@@ -389,6 +389,7 @@ ACTIONS: dict[str, Action] = {
     "changes": Action(READ, lambda led, a: {"changes": [c.to_dict() for c in led.changes(a["dataset"])]}),
     # everybody who reads verifies for themselves: the service only hands out what is written
     "entries": Action(READ, _entries),
+    "guards": Action(READ, lambda led, a: {"guards": led._guards()}, everywhere=True),
 }
 
 
