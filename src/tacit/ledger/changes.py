@@ -151,7 +151,7 @@ class Changes:
 
         Guarantee:
             Without a ``window`` everybody pays for every charge on any version, so the budget goes on. With one, people
-            pay for the versions that they are in, if nobody is in more of them than was registered.
+            pay for the versions that they are in, if these lie within as many consecutive ones as were registered.
 
         Args:
             dataset: The name of the data set.
