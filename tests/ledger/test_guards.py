@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
+import json
+import math
 import sqlite3
 
 import pytest
 
 from tacit import accounting as acc
-from tacit.ledger import Ledger, LedgerTampered
-from tacit.ledger.service import Grouped
+from tacit.ledger import Ledger, LedgerTampered, NotALedger, TermsError
+from tacit.ledger.service import Grouped, Service, app
 from tacit.ledger.signing import SigningKey
 from tacit.ledger.sql import sa
+from tacit.ledger.tables import SQLITE_TRIGGERS
+from tacit.ledger.tokens import Tokens
 
 HALF = acc.PureDP(0.5)
 
@@ -110,3 +116,58 @@ def test_a_rule_or_trigger_in_postgres_stops_every_charge_too(postgres, statemen
     with pytest.raises(LedgerTampered, match=told):
         ledger.charge("people", HALF)
     assert not ledger.verify().ok
+
+
+def test_seals_that_were_deleted_are_missed_by_verify(tmp_path):
+    pytest.importorskip("cryptography")
+    SigningKey.make(tmp_path / "key")
+    ledger = Ledger(tmp_path / "people.db", key=tmp_path / "key")
+    ledger.register("people", epsilon=1.0, delta=0.0)
+    ledger.charge("people", HALF)
+    assert ledger.verify().ok
+    delete = ("DROP TRIGGER tacit_seals_kept", "DELETE FROM tacit_seals WHERE seq = 1")
+    sql(tmp_path / "people.db", *delete, *SQLITE_TRIGGERS)
+    assert Ledger(tmp_path / "people.db").verify().problems == ("people: 1 of its 2 entries have lost their seals",)
+
+
+def test_a_version_of_tables_that_is_no_number_is_a_message(tmp_path):
+    Ledger(tmp_path / "people.db").register("people", epsilon=1.0, delta=0.0)
+    sql(tmp_path / "people.db", "UPDATE tacit_meta SET value = 'x' WHERE name = 'schema_version'")
+    with pytest.raises(NotALedger, match="no version of its tables"):
+        Ledger(tmp_path / "people.db").datasets()
+
+
+def test_infinite_numbers_are_refused_in_words(tmp_path):
+    ledger = Ledger(tmp_path / "people.db")
+    ledger.register("people", epsilon=1.0, delta=0.0)
+    with pytest.raises(TermsError, match="only raised"):
+        ledger.raise_budget("people", epsilon=math.inf, delta=0.0, because="a test")
+    remote = Ledger("http://:token@127.0.0.1:9")
+    with pytest.raises(TermsError, match="nothing was sent"):
+        remote.raise_budget("people", epsilon=math.inf, delta=0.0, because="a test")
+    with pytest.raises(TermsError, match="nothing was sent"):
+        remote.register("people", epsilon=math.nan, delta=0.0)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["with a token", "without"])
+def test_a_request_that_is_cut_off_is_one_line_of_the_log(tmp_path, known):
+    """The body of a stranger is not read at all; that of a bearer who goes away is no fault of the service."""
+    pytest.importorskip("starlette")
+    tokens, log, sent, read = Tokens(tmp_path / "tokens.json"), io.StringIO(), [], []
+    secret = tokens.add("ana", "analyst") if known else "x"
+    service = app(Service(Ledger(tmp_path / "people.db"), tokens, log=log))
+    parts = [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
+
+    async def receive():
+        read.append(parts[len(read)])
+        return read[-1]
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/charge", "query_string": b"", "client": ("here", 1)}
+    asyncio.run(service({**scope, "headers": [(b"authorization", b"Bearer " + secret.encode())]}, receive, send))
+    assert sent[0]["status"] == (400 if known else 401)
+    assert len(read) == (2 if known else 0)
+    [line] = log.getvalue().splitlines()
+    assert json.loads(line)["name"] == ("ana" if known else None)

@@ -87,7 +87,10 @@ class RemoteLedger(Ledger):
         headers = {"Authorization": f"Bearer {self._secret_token}", "Content-Type": "application/json"}
         if writes:
             headers["Idempotency-Key"] = uuid.uuid4().hex
-        body = json.dumps(asked, allow_nan=False).encode()
+        try:
+            body = json.dumps(asked, allow_nan=False).encode()
+        except ValueError:
+            raise TermsError("a number of this request is infinite or not a number (NaN): nothing was sent") from None
         until, pause = time.monotonic() + PATIENCE, 0.05
         while True:
             try:

@@ -227,9 +227,17 @@ class SqlStore:
         return [pair for pair in wanted if pair not in there]
 
     def guards(self) -> list[str]:
-        """What is wrong with the triggers that keep the rows, in words."""
+        """What is wrong with the triggers and the seals that keep the rows, in words."""
         with self._transaction() as connection:
-            return trigger_problems(connection)
+            problems = trigger_problems(connection)
+            for (name,) in connection.execute(sa.select(HEADS.c.dataset).where(HEADS.c.signature.is_not(None))):
+                entries, seals = (
+                    connection.execute(sa.select(sa.func.count()).where(table.c.dataset == name)).scalar_one()
+                    for table in (ENTRIES, SEALS)
+                )
+                if seals < entries:
+                    problems.append(f"{name}: {entries - seals} of its {entries} entries have lost their seals")
+        return problems
 
     def first(self, dataset: str) -> Row:
         """The registration."""
@@ -494,6 +502,8 @@ class SqlStore:
         if connection.exec_driver_sql(f"SELECT 1 FROM {kept} = 'tacit_meta'").scalar() is None:
             return None
         value = connection.execute(sa.select(META.c.value).where(META.c.name == "schema_version")).scalar()
+        if value is not None and not str(value).isdecimal():
+            raise NotALedger(f"{self.place()} states no version of its tables that can be read ({str(value)[:20]!r})")
         return None if value is None else int(value)
 
     def _make_tables(self, connection: Connection) -> None:
