@@ -127,7 +127,15 @@ def test_seals_that_were_deleted_are_missed_by_verify(tmp_path):
     assert ledger.verify().ok
     delete = ("DROP TRIGGER tacit_seals_kept", "DELETE FROM tacit_seals WHERE seq = 1")
     sql(tmp_path / "people.db", *delete, *SQLITE_TRIGGERS)
-    assert Ledger(tmp_path / "people.db").verify().problems == ("people: 1 of its 2 entries have lost their seals",)
+    told = ("people: 1 of its 2 entries have lost their seals",)
+    assert Ledger(tmp_path / "people.db").verify().problems == told
+    # who may ask about one data set hears of that one
+    tokens = Tokens(tmp_path / "tokens.json")
+    secret = tokens.add("aud", "auditor", datasets=("people",))
+    service = Service(Ledger(tmp_path / "people.db"), tokens)
+    for name, answer in (("people", (200, {"guards": list(told)})), ("other", (403, None))):
+        status, found = service.answer("guards", secret, None, json.dumps({"dataset": name}).encode(), "here")
+        assert (status, found if status == 200 else None) == answer
 
 
 def test_a_version_of_tables_that_is_no_number_is_a_message(tmp_path):

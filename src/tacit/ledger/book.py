@@ -321,9 +321,6 @@ class Book:
         store.seal_all(dataset)
         return head
 
-    def _guards(self) -> list[str]:
-        return self._store.guards()
-
     def verify(
         self,
         dataset: str | None = None,
@@ -360,7 +357,7 @@ class Book:
             for line in signing.read_anchor(place, public_key):
                 anchored.setdefault(line["dataset"], []).append(line["hash"])
         gone = sorted(set(anchored) - set(self.datasets())) if dataset is None else []
-        problems += self._guards()
+        problems += self._store.guards(names)
         problems += [f"{name}: an anchor holds its head, and the whole data set is gone" for name in gone]
         for name in names:
             rows = _Counted(self._store, name)

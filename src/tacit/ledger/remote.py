@@ -554,9 +554,10 @@ class _Written:
         self._ledger = ledger
         self._lost: list[tuple[int, str]] = []
 
-    def guards(self) -> list[str]:
+    def guards(self, names: Sequence[str]) -> list[str]:
         """What the service says is wrong with the triggers of its tables."""
-        return [str(problem) for problem in self._ledger._ask("guards")["guards"]]
+        found = [self._ledger._ask("guards", dataset=name)["guards"] for name in names]
+        return list(dict.fromkeys(str(problem) for problems in found for problem in problems))
 
     def head(self, dataset: str) -> ChainHead:
         """The record of the head."""

@@ -226,11 +226,12 @@ class SqlStore:
                 there.update((seq, key) for seq, key in connection.execute(found))
         return [pair for pair in wanted if pair not in there]
 
-    def guards(self) -> list[str]:
+    def guards(self, names: Sequence[str]) -> list[str]:
         """What is wrong with the triggers and the seals that keep the rows, in words."""
         with self._transaction() as connection:
             problems = trigger_problems(connection)
-            for (name,) in connection.execute(sa.select(HEADS.c.dataset).where(HEADS.c.signature.is_not(None))):
+            signed = sa.select(HEADS.c.dataset).where(HEADS.c.signature.is_not(None), HEADS.c.dataset.in_(names))
+            for name in connection.execute(signed).scalars().all():
                 entries, seals = (
                     connection.execute(sa.select(sa.func.count()).where(table.c.dataset == name)).scalar_one()
                     for table in (ENTRIES, SEALS)
