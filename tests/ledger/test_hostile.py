@@ -63,7 +63,7 @@ REQUESTS = {
     "history": {"dataset": "people", "after": -1, "limit": 3},
     "entries": {"dataset": "people", "after": -1},
     **{name: {"dataset": "people", "charge": "n1"} for name in ("confirm", "resume", "record", "mentions")},
-    **{name: {"dataset": "people"} for name in ("dataset", "budget", "head", "heads", "changes")},
+    **{name: {"dataset": "people"} for name in ("dataset", "budget", "head", "heads", "changes", "guards")},
 }
 
 
