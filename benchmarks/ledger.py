@@ -107,9 +107,12 @@ def fill(path: Path, key: Path, entries: int) -> None:
                 connection.executemany("INSERT INTO tacit_index VALUES (?, ?, ?)", index)
                 connection.executemany("INSERT INTO tacit_seals VALUES (?, ?, ?)", seals)
                 rows, index, seals = [], [], []
+        forward = "SELECT sql FROM sqlite_master WHERE name = 'tacit_heads_forward'"
+        (trigger,) = connection.execute(forward).fetchone()
         connection.execute("DROP TRIGGER tacit_heads_forward")
         signed = (last.seq, last.hash, signer.sign("people", last.head))
         connection.execute("UPDATE tacit_heads SET seq = ?, hash = ?, signature = ?", signed)
+        connection.execute(trigger)
 
 
 def copy(path: Path, where: str) -> None:

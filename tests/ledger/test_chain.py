@@ -29,11 +29,14 @@ def file(tmp_path):
 def change(path, *statements, triggers=False):
     """Somebody with the file and a SQL shell."""
     connection = sqlite3.connect(path)
-    if not triggers:
-        for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
-            connection.execute(f"DROP TRIGGER {name}")
+    found = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger'"
+    there = [] if triggers else connection.execute(found).fetchall()
+    for name, _ in there:
+        connection.execute(f"DROP TRIGGER {name}")
     for statement in statements:
         connection.execute(*statement) if isinstance(statement, tuple) else connection.execute(statement)
+    for _, made in there:  # and nothing is to be seen of it
+        connection.execute(made)
     connection.commit()
     connection.close()
 
@@ -209,6 +212,8 @@ def test_postgres_forbids_and_finds_changes(postgres):
         assert ledger.verify().ok
         connection.execute("ALTER TABLE tacit_entries DISABLE TRIGGER USER")
         connection.execute("UPDATE tacit_entries SET body = replace(body, '0.25', '0.01') WHERE seq = 3")
+        assert "the trigger tacit_entries_fixed was changed" in ledger.verify().problems
+        connection.execute("ALTER TABLE tacit_entries ENABLE TRIGGER USER")
     assert ledger.verify().problems == ("people: entry 3 was changed (its text does not give its hash)",)
 
 

@@ -155,6 +155,26 @@ def test_nobody_pays_more_than_the_budget_in_any_run_of_versions():
     ledger.verify().require()
 
 
+def test_a_window_says_that_its_versions_are_consecutive_and_shows_no_sum_that_nobody_pays():
+    """Who came with version 1 is in version 2 at most: version 3 is paid by others, and the words say so."""
+    ledger = Ledger()
+    with pytest.raises(TermsError, match="consecutive versions within which one person is, never returning"):
+        ledger.register("people", epsilon=1.0, delta=1e-5, window=0)
+    assert "consecutive ones" in " ".join(Ledger.register.__doc__.split())
+    ledger.register("people", epsilon=1.0, delta=1e-5, fingerprint=MARCH, window=2)
+    for version in (2, 3):
+        assert ledger.new_version("people", MARCH * version, because="a month later") == version
+    for version in (1, 3):
+        ledger.charge("people", acc.PureDP(1.0), version=version)
+    with pytest.raises(BudgetExceeded):
+        ledger.charge("people", acc.PureDP(0.01), version=2)
+    for exact in (None, True):
+        budget = ledger.budget("people", exact=exact)
+        assert budget.spent_epsilon <= 1.0
+        assert budget.composition is None
+        assert "exact composition" not in str(budget)
+
+
 # -- schedules ---------------------------------------------------------------------------------------------------------
 
 

@@ -31,11 +31,14 @@ def file(tmp_path):
 
 def sql(path, *statements, triggers=False):
     with sqlite3.connect(path) as connection:
-        if not triggers:
-            for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
-                connection.execute(f"DROP TRIGGER {name}")
+        found = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger'"
+        there = [] if triggers else connection.execute(found).fetchall()
+        for name, _ in there:
+            connection.execute(f"DROP TRIGGER {name}")
         for statement, values in statements:
             connection.execute(statement, values)
+        for _, made in there:  # and nothing is to be seen of it
+            connection.execute(made)
 
 
 def generous(path):

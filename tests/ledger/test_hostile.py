@@ -63,7 +63,7 @@ REQUESTS = {
     "history": {"dataset": "people", "after": -1, "limit": 3},
     "entries": {"dataset": "people", "after": -1},
     **{name: {"dataset": "people", "charge": "n1"} for name in ("confirm", "resume", "record", "mentions")},
-    **{name: {"dataset": "people"} for name in ("dataset", "budget", "head", "heads", "changes")},
+    **{name: {"dataset": "people"} for name in ("dataset", "budget", "head", "heads", "changes", "guards")},
 }
 
 
@@ -448,6 +448,8 @@ def test_the_owner_of_the_tables_in_postgres_is_found_too(postgres, tmp_path):
                 connection.execute(f"ALTER TABLE {name} DISABLE TRIGGER ALL")
             for statement, *values in statements:
                 connection.execute(statement, values)
+            for name in names:  # and nothing is to be seen of it
+                connection.execute(f"ALTER TABLE {name} ENABLE TRIGGER ALL")
 
     def put_back(copy):
         sql(*((f"DELETE FROM {name}; INSERT INTO {name} SELECT * FROM {copy}_{name}",) for name in names))

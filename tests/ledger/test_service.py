@@ -364,10 +364,13 @@ def test_two_analysts_who_race_get_exactly_what_fits(service, people):
 def sql(path, *statements):
     """Whoever operates the database, without the triggers in the way."""
     with sqlite3.connect(path, timeout=20) as connection:
-        for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+        there = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+        for name, _ in there:
             connection.execute(f"DROP TRIGGER {name}")
         for statement, values in statements:
             connection.execute(statement, values)
+        for _, made in there:  # and nothing is to be seen of it
+            connection.execute(made)
 
 
 @pytest.fixture

@@ -133,8 +133,7 @@ def test_sums_that_were_lowered_in_a_confirmation_grant_nothing(tmp_path):
     ledger.register("people", epsilon=1.0, delta=0.0)
     ledger.charge("people", acc.PureDP(1.0)).confirm()
     rewrite(tmp_path / "people.db", 2, {"totals": {"epsilon": [], "delta": []}})
-    with sqlite3.connect(tmp_path / "people.db") as connection:
-        connection.execute("UPDATE tacit_heads SET hash = (SELECT hash FROM tacit_entries WHERE seq = 2)")
+    sql(tmp_path / "people.db", ("UPDATE tacit_heads SET hash = (SELECT hash FROM tacit_entries WHERE seq = 2)", ()))
     with pytest.raises(LedgerTampered, match="sums of entry 2 do not follow"):
         Ledger(tmp_path / "people.db").charge("people", acc.PureDP(1.0))
 

@@ -117,7 +117,7 @@ def init(
     renew_delta: Annotated[float, typer.Option(help="The δ that each renewal adds.")] = 0.0,
     renew_times: Annotated[int, typer.Option(help="How many renewals there will be.")] = 0,
     window: Annotated[
-        int | None, typer.Option(help="In how many versions of growing data one can be.", show_default=False)
+        int | None, typer.Option(help="Within how many consecutive versions one is.", show_default=False)
     ] = None,
     key: Annotated[Path | None, typer.Option(help="The ledger's key, for signed heads.", show_default=False)] = None,
 ) -> None:

@@ -219,6 +219,7 @@ class Book:
             dataset: The name of the data set.
             exact: Whether to compute the exact composition, which reads every charge. None, the default, does so for
                 up to 200 charges, unless a search is among several: its exact composition with others takes minutes.
+                There is none with a ``window``: nobody is in all that was charged.
 
         Returns:
             The budget; ``str()`` of it is the text that ``tacit ledger budget`` prints.
@@ -229,8 +230,11 @@ class Book:
         return Budget.read(terms, state, ends.last.hash, time_after(ends.last)["time"], together)
 
     def _composition(self, terms: DatasetTerms, state: State, *, exact: bool | None) -> acc.Bound | None:
-        """The exact price of all charges, where it was asked for or takes no time."""
-        if exact is False or (exact is None and state.charges > EXACT):
+        """The exact price of all charges, where it was asked for or takes no time.
+
+        None with a window: charges on different versions are paid by different people, and nobody pays them all.
+        """
+        if terms.window is not None or exact is False or (exact is None and state.charges > EXACT):
             return None
         records = self.history(terms.name)
         return composition(terms, records) if exact or quick(records) else None
@@ -353,6 +357,7 @@ class Book:
             for line in signing.read_anchor(place, public_key):
                 anchored.setdefault(line["dataset"], []).append(line["hash"])
         gone = sorted(set(anchored) - set(self.datasets())) if dataset is None else []
+        problems += self._store.guards(names)
         problems += [f"{name}: an anchor holds its head, and the whole data set is gone" for name in gone]
         for name in names:
             rows = _Counted(self._store, name)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import getpass
+import math
 import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -51,7 +52,8 @@ class Changes:
             now = remade(
                 terms.rule, state.epsilon or terms.epsilon, terms.delta if state.delta is None else state.delta
             )
-            if not (is_number(epsilon) and is_number(delta) and now.epsilon <= epsilon and now.delta <= delta < 1):
+            numbers = is_number(epsilon) and is_number(delta)
+            if not (numbers and now.epsilon <= epsilon < math.inf and now.delta <= delta < 1):
                 raise TermsError(
                     f"a budget is only raised: from ε={now.epsilon:g}, δ={now.delta:g} to at least as much, not to "
                     f"ε={epsilon!r}, δ={delta!r}"
@@ -151,7 +153,7 @@ class Changes:
 
         Guarantee:
             Without a ``window`` everybody pays for every charge on any version, so the budget goes on. With one, people
-            pay for the versions that they are in, if nobody is in more of them than was registered.
+            pay for the versions that they are in, if these lie within as many consecutive ones as were registered.
 
         Args:
             dataset: The name of the data set.

@@ -196,8 +196,9 @@ class Ledger(Changes, Book):
             failure_share: Under a Rényi filter, the part of δ kept for failures (cut batches and (ε, δ)-mechanisms).
             renewal: By how much the budget grows, fixed now: ``every`` (a period such as ``"year"``), ``epsilon``,
                 ``delta`` and ``times``. The guarantee is then that of the budget at the time. None: it never grows.
-            window: In how many versions of growing data one person can be, told by something public, such as the month
-                they joined. Everybody then pays only for the versions they are in. None: in all of them.
+            window: All versions of growing data that one person is in lie within so many consecutive ones: whoever is
+                gone for longer never returns. Something public tells it, such as the month they joined. Everybody then
+                pays for the versions within their window. The ledger cannot check it. None: they may be in any.
 
         Returns:
             The terms as they were recorded.

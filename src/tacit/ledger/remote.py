@@ -87,7 +87,10 @@ class RemoteLedger(Ledger):
         headers = {"Authorization": f"Bearer {self._secret_token}", "Content-Type": "application/json"}
         if writes:
             headers["Idempotency-Key"] = uuid.uuid4().hex
-        body = json.dumps(asked, allow_nan=False).encode()
+        try:
+            body = json.dumps(asked, allow_nan=False).encode()
+        except ValueError:
+            raise TermsError("a number of this request is infinite or not a number (NaN): nothing was sent") from None
         until, pause = time.monotonic() + PATIENCE, 0.05
         while True:
             try:
@@ -550,6 +553,11 @@ class _Written:
     def __init__(self, ledger: RemoteLedger) -> None:
         self._ledger = ledger
         self._lost: list[tuple[int, str]] = []
+
+    def guards(self, names: Sequence[str]) -> list[str]:
+        """What the service says is wrong with the triggers of its tables."""
+        found = [self._ledger._ask("guards", dataset=name)["guards"] for name in names]
+        return list(dict.fromkeys(str(problem) for problems in found for problem in problems))
 
     def head(self, dataset: str) -> ChainHead:
         """The record of the head."""

@@ -174,6 +174,16 @@ class Service:
         self._note(start, token, action, dataset, status, peer)
         return status, answer
 
+    def cut_off(self, action: str, secret: str, peer: str) -> None:
+        """Note a request whose sender went away before it was whole."""
+        self._note(time.perf_counter(), self.known(secret), action, None, 400, peer)
+
+    def known(self, secret: str) -> Token | None:
+        """The token; None also where the file of tokens cannot be read, which the answer tells."""
+        with contextlib.suppress(LedgerError):
+            return self.tokens.check(secret)
+        return None
+
     def _begins(self, name: str) -> bool:
         """Whether one more request of this token is worked on now."""
         with self._noting:
@@ -337,6 +347,10 @@ def _entries(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
     return {"rows": [[row.seq, row.body, row.hash] for row in rows], "lost": store.lost(asked["dataset"], rows)}
 
 
+def _guards(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
+    return {"guards": ledger._store.guards([asked["dataset"]])}
+
+
 def _place(asked: dict[str, Any]) -> int:
     """The place after which entries are asked for, as a number that every database takes."""
     return min(max(int(asked.get("after", -1)), -1), 2**31 - 1)
@@ -389,6 +403,7 @@ ACTIONS: dict[str, Action] = {
     "changes": Action(READ, lambda led, a: {"changes": [c.to_dict() for c in led.changes(a["dataset"])]}),
     # everybody who reads verifies for themselves: the service only hands out what is written
     "entries": Action(READ, _entries),
+    "guards": Action(READ, _guards),
 }
 
 
@@ -451,7 +466,7 @@ def app(service: Service, anchor: Path | None = None, every: float = 60.0, conne
     try:
         from starlette.applications import Starlette
         from starlette.concurrency import run_in_threadpool
-        from starlette.requests import Request
+        from starlette.requests import ClientDisconnect, Request
         from starlette.responses import Response
         from starlette.routing import Route
     except ImportError:
@@ -461,7 +476,13 @@ def app(service: Service, anchor: Path | None = None, every: float = 60.0, conne
         ) from None
 
     async def act(request: Request) -> Response:
-        body = b""
+        body, action = b"", request.path_params["action"]
+        scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+        secret = secret if scheme.lower() == "bearer" else ""
+        peer = request.client.host if request.client else ""
+        if await run_in_threadpool(service.known, secret) is None:  # the body of a stranger is not read
+            status, answer = await run_in_threadpool(service.answer, action, secret, None, b"", peer)
+            return said(answer, status)
         try:
             async with asyncio.timeout(SLOWEST):
                 async for chunk in request.stream():
@@ -470,12 +491,11 @@ def app(service: Service, anchor: Path | None = None, every: float = 60.0, conne
                         return said({"error": "TermsError", "message": "the request is too large"}, 413)
         except TimeoutError:
             return said({"error": "TermsError", "message": f"the request took more than {SLOWEST:g} s to arrive"}, 408)
-        scheme, _, secret = request.headers.get("authorization", "").partition(" ")
-        peer = request.client.host if request.client else ""
+        except ClientDisconnect:
+            await run_in_threadpool(service.cut_off, action, secret, peer)
+            return said({"error": "TermsError", "message": "the request was cut off"}, 400)
         key = request.headers.get("idempotency-key")
-        status, answer = await run_in_threadpool(
-            service.answer, request.path_params["action"], secret if scheme.lower() == "bearer" else "", key, body, peer
-        )
+        status, answer = await run_in_threadpool(service.answer, action, secret, key, body, peer)
         return said(answer, status)
 
     async def alive(request: Request) -> Response:

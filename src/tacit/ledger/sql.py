@@ -21,7 +21,7 @@ import secrets
 import sqlite3
 import stat
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from tacit.accounting.errors import PrivacyWarning
@@ -45,7 +45,17 @@ try:
     from sqlalchemy.engine import URL, Connection, Engine, make_url
     from sqlalchemy.pool import NullPool
 
-    from tacit.ledger.tables import ENTRIES, HEADS, INDEX, META, POSTGRES_TRIGGERS, SEALS, SQLITE_TRIGGERS, TABLES
+    from tacit.ledger.tables import (
+        ENTRIES,
+        HEADS,
+        INDEX,
+        META,
+        POSTGRES_TRIGGERS,
+        SEALS,
+        SQLITE_TRIGGERS,
+        TABLES,
+        trigger_problems,
+    )
 except ImportError as missing:  # pragma: no cover - a machine without the package
     raise LedgerError(
         "a ledger in a file or on a server needs SQLAlchemy: pip install sqlalchemy. See: tacit explain missing-extra"
@@ -216,6 +226,20 @@ class SqlStore:
                 there.update((seq, key) for seq, key in connection.execute(found))
         return [pair for pair in wanted if pair not in there]
 
+    def guards(self, names: Sequence[str]) -> list[str]:
+        """What is wrong with the triggers and the seals that keep the rows, in words."""
+        with self._transaction() as connection:
+            problems = trigger_problems(connection)
+            signed = sa.select(HEADS.c.dataset).where(HEADS.c.signature.is_not(None), HEADS.c.dataset.in_(names))
+            for name in connection.execute(signed).scalars().all():
+                entries, seals = (
+                    connection.execute(sa.select(sa.func.count()).where(table.c.dataset == name)).scalar_one()
+                    for table in (ENTRIES, SEALS)
+                )
+                if seals < entries:
+                    problems.append(f"{name}: {entries - seals} of its {entries} entries have lost their seals")
+        return problems
+
     def first(self, dataset: str) -> Row:
         """The registration."""
         with self._reading(dataset) as connection:
@@ -233,6 +257,7 @@ class SqlStore:
             self._require_key(connection)
             self._insert(connection, row)
             connection.execute(HEADS.insert().values(dataset=dataset, **self._signed(row)))
+            self._check_written(connection, [row])
         return row
 
     def append(self, dataset: str, decide: Decide) -> Row:
@@ -242,7 +267,9 @@ class SqlStore:
         for attempt in range(_RETRIES):
             try:
                 with self._transaction(write=True) as connection:
-                    return self._append(connection, dataset, decide)
+                    row = self._append(connection, dataset, decide)
+                    self._check_written(connection, [row])
+                    return row
             except _Again:
                 if attempt == _RETRIES - 1:
                     raise LedgerBusy(
@@ -259,6 +286,8 @@ class SqlStore:
                     done.append(self._append(connection, dataset, decide))
                 except LedgerError as refused:  # nothing of it was written
                     done.append(refused)
+            # an error here takes all of them back
+            self._check_written(connection, [row for row in done if isinstance(row, Row)])
         return done
 
     def _append(self, connection: Connection, dataset: str, decide: Decide) -> Row:
@@ -362,6 +391,35 @@ class SqlStore:
             connection.execute(INDEX.insert(), keys)
         self._seal(connection, row)
 
+    def _check_written(self, connection: Connection, rows: list[Row]) -> None:
+        """Refuse to answer before the rows are there: the database may leave out what it was told to write.
+
+        Called at the end of the transaction, whose locks keep anybody from making a trigger until it is committed.
+        """
+        if not rows:
+            return
+        wanted = {(row.dataset, row.seq): row for row in rows}
+        keys = {(row.dataset, key, row.seq) for row in rows for key in keys_of(row.read())}
+
+        def there(table: sa.Table, columns: list[str], places: Iterable[tuple[Any, ...]]) -> list[Any]:
+            chosen = sa.tuple_(*(table.c[name] for name in columns)).in_(list(places))
+            return list(connection.execute(sa.select(table).where(chosen)))
+
+        kept = {Row(*row) for row in there(ENTRIES, ["dataset", "seq"], wanted)} == set(wanted.values())
+        kept &= {tuple(row) for row in there(INDEX, ["dataset", "key", "seq"], keys)} == keys
+        heads = {head.dataset: head for head in there(HEADS, ["dataset"], {(row.dataset,) for row in rows})}
+        for row in rows:
+            head = heads.get(row.dataset)
+            kept &= head is not None and (head.seq > row.seq or (head.seq, head.hash) == (row.seq, row.hash))
+        if self.signer is not None:
+            seals = {(row.dataset, row.seq): row.seal for row in there(SEALS, ["dataset", "seq"], wanted)}
+            kept &= all(seals.get(place) == self.signer.seal(row.dataset, row.head) for place, row in wanted.items())
+        problems = trigger_problems(connection)
+        if not kept:
+            problems.insert(0, "what was written is not there")
+        if problems:
+            raise LedgerTampered(f"{self.place()}: {'; '.join(problems)}. Nothing is granted, nothing was written")
+
     def _signed(self, row: Row) -> dict[str, Any]:
         signature = self.signer.sign(row.dataset, row.head) if self.signer else None
         return {"seq": row.seq, "hash": row.hash, "signature": signature}
@@ -445,6 +503,8 @@ class SqlStore:
         if connection.exec_driver_sql(f"SELECT 1 FROM {kept} = 'tacit_meta'").scalar() is None:
             return None
         value = connection.execute(sa.select(META.c.value).where(META.c.name == "schema_version")).scalar()
+        if value is not None and not str(value).isdecimal():
+            raise NotALedger(f"{self.place()} states no version of its tables that can be read ({str(value)[:20]!r})")
         return None if value is None else int(value)
 
     def _make_tables(self, connection: Connection) -> None:

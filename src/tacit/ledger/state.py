@@ -113,6 +113,7 @@ def charged(terms: DatasetTerms, state: State, price: Price, time: str, team: st
         totals = rule.add(state.totals, price)
     else:
         # The people of a version came with it or with one of the window before it; they pay for what is made of it.
+        # Whoever came with version c is in none after c + window - 1: somebody who returns would pay twice.
         live = range(max(1, on - terms.window + 1), on + 1)
         if live[0] < state.version - 2 * terms.window:
             return "version"

@@ -82,6 +82,9 @@ class Store(Protocol):
     def lost(self, dataset: str, rows: Sequence[Row]) -> list[tuple[int, str]]:
         """Which of these rows cannot be looked up by what they are about: their places and what they are about."""
 
+    def guards(self, names: Sequence[str]) -> list[str]:
+        """What is wrong with that which keeps the rows from being changed, in words."""
+
     def first(self, dataset: str) -> Row:
         """The registration; :class:`UnknownDataset` where there is none."""
 
@@ -161,6 +164,10 @@ class MemoryStore:
 
     def lost(self, dataset: str, rows: Sequence[Row]) -> list[tuple[int, str]]:
         """Which of these rows cannot be looked up: none, nobody else reaches them."""
+        return []
+
+    def guards(self, names: Sequence[str]) -> list[str]:
+        """Nothing: nobody else reaches the rows."""
         return []
 
     def first(self, dataset: str) -> Row:

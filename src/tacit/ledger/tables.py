@@ -97,3 +97,40 @@ POSTGRES_TRIGGERS = [
         )
     ),
 ]
+
+
+def trigger_problems(connection: sa.Connection) -> list[str]:
+    """Which triggers (in PostgreSQL rules too) on the tables are missing, not ours or not as they were made."""
+    ours = ", ".join(f"'{table}'" for table in TABLES.tables)
+    if connection.dialect.name == "sqlite":
+        found = f"SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND lower(tbl_name) IN ({ours})"
+        wanted = dict(_named(statement) for statement in SQLITE_TRIGGERS)
+    else:
+        found = f"""
+            SELECT t.tgname, c.relname || ' ' || CASE WHEN t.tgenabled IN ('O', 'A') THEN p.prosrc ELSE 'off' END
+            FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_proc p ON p.oid = t.tgfoid
+            WHERE NOT t.tgisinternal AND c.relname IN ({ours}) AND pg_table_is_visible(c.oid)
+            UNION ALL SELECT r.rulename, 'rule' FROM pg_rewrite r JOIN pg_class c ON c.oid = r.ev_class
+            WHERE c.relname IN ({ours}) AND pg_table_is_visible(c.oid)"""
+        body = POSTGRES_TRIGGERS[0].split("$$")[1]
+        wanted = {}
+        for statement in POSTGRES_TRIGGERS[1:]:
+            name, text = _named(statement)
+            wanted[name] = " ".join(f"{text.split(' ON ')[1].split()[0]} {body}".split())
+    there = [(name, " ".join(text.split())) for name, text in connection.exec_driver_sql(found)]
+    names = [name for name, _ in there]
+    return [
+        *(f"the trigger {name} is not this ledger's" for name, _ in there if name not in wanted),
+        *(f"the trigger {name} was changed" for name, text in there if name in wanted and text != wanted[name]),
+        *(f"the trigger {name} is missing" for name in wanted if name not in names),
+    ]
+
+
+def _named(statement: str) -> tuple[str, str]:
+    """The name of a trigger, and its statement as SQLite keeps it, with single spaces.
+
+    >>> _named("CREATE TRIGGER IF NOT EXISTS a  BEFORE DELETE ON b")
+    ('a', 'CREATE TRIGGER a BEFORE DELETE ON b')
+    """
+    text = " ".join(statement.replace("IF NOT EXISTS ", "").replace("OR REPLACE ", "").split())
+    return text.split()[2], text

@@ -85,7 +85,10 @@ def check_growth(renewal: Mapping[str, Any] | None, window: int | None, now: str
         found["renewal"] = given | {"epsilon": float(given["epsilon"]), "delta": float(given["delta"]), "since": now}
     if window is not None:
         if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= 100:
-            _refuse(f"window is the number of versions that one person can be in, from 1 to 100, not {window!r}")
+            _refuse(
+                "window is the number of consecutive versions within which one person is, never returning, from 1 to "
+                f"100, not {window!r}"
+            )
         found["window"] = window
     return found
 

@@ -39,7 +39,7 @@ class DatasetTerms:
         charge_delta: The δ at which a charge is priced unless it states its own.
         rule: How charges add up, and when one more is granted.
         renewal: By how much the budget grows each period, and how often; None if it does not.
-        window: In how many versions of the data one person can be; None if in all of them.
+        window: Within how many consecutive versions of the data one person is, never returning; None if in any.
 
     Example:
         >>> from tacit.ledger import Ledger

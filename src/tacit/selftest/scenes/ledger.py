@@ -347,13 +347,16 @@ def _other_head() -> Finding:
         ledger.register("people", epsilon=2.0, delta=0.0)
         ledger.charge("people", acc.PureDP(0.75), purpose="one")
         with contextlib.closing(sqlite3.connect(path)) as database:
-            for (trigger,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            triggers = database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+            for trigger, _ in triggers:
                 database.execute(f'DROP TRIGGER "{trigger}"')
             rows = database.execute("SELECT dataset, seq, body, hash FROM tacit_entries ORDER BY seq").fetchall()
             entry = json.loads(rows[1][2])
             entry["totals"]["epsilon"] = [0.0]
             forged = entries.chained("people", entries.Row(*rows[0]), entry)
             database.execute("UPDATE tacit_entries SET body = ?, hash = ? WHERE seq = 1", (forged.body, forged.hash))
+            for _, made in triggers:
+                database.execute(made)
             database.commit()
         return refused(
             "ledger: another newest row",
@@ -366,7 +369,8 @@ def _tamper(path: Path, change: str) -> bool:
     database = sqlite3.connect(path)
     try:
         tables = [row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        for trigger in [r[0] for r in database.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")]:
+        triggers = database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+        for trigger, _ in triggers:
             database.execute(f'DROP TRIGGER "{trigger}"')
         for table in tables:
             columns = [row[1] for row in database.execute(f'PRAGMA table_info("{table}")')]
@@ -374,6 +378,8 @@ def _tamper(path: Path, change: str) -> bool:
             numbers = [c for c in columns if c in ("number", "seq", "position", "sequence", "place")]
             if texts and numbers:
                 done = database.execute(change.format(t=f'"{table}"', c=f'"{texts[0]}"', n=f'"{numbers[0]}"'))
+                for _, made in triggers:
+                    database.execute(made)
                 database.commit()
                 return done.rowcount > 0
         raise LookupError(f"no table of entries among {tables}")

@@ -427,9 +427,10 @@ def _verified(ledger: Ledger, public: str, heads: Path) -> Finding:
 def _changed(path: Path, *statements: str) -> None:
     """What the operator of a database can do: no trigger is in the way."""
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
-        for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+        there = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+        for name, _ in there:
             connection.execute(f"DROP TRIGGER {name}")
-        for statement in statements:
+        for statement in (*statements, *(made for _, made in there)):
             connection.execute(statement)
 
 
