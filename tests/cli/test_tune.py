@@ -133,6 +133,7 @@ def _interrupted(name: str) -> tuple[int, str, str]:
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
     )
     state = Path(f"runs/{name}/private/search/state")
     for _ in range(600):
