@@ -50,15 +50,16 @@ def test_every_question_of_an_officer_can_be_answered_by_an_option(clinic):
     words = ("--purpose", "who comes back", "--trust-model", "central", "--release", "the model", "--tuning", "none",
              "--contact", "a@b.org", "--epsilon", 1, "--delta", 1e-6, "--schema", "clinic.toml")  # fmt: skip
     steps = ("--steps", 1, "--batch", 10, "--model", "linear", "--quiet")
-    for command, more in (("fit", ()), ("train", steps)):
+    for command, more, unanswered in (("fit", (), 1), ("train", steps, 2)):
         run(command, "clinic.csv", *words, *more, "--name", f"{command}-open")
         run(command, "clinic.csv", *words, *more, "--uncovered", "nothing", "--name", f"{command}-none")
         run(command, "clinic.csv", *words, *more, "--uncovered", "a map", "--uncovered", "a list", "--name", command)
         marked = {
             name: (clinic / "runs" / f"{command}{name}" / "report.html").read_text() for name in ("-open", "-none", "")
         }
-        assert marked["-open"].count("to be answered before anybody signs") == 1
-        assert "to be answered" not in marked["-none"] + marked[""]
+        # The columns of this schema have no reasons, which only the schema can give; and train measures nothing here.
+        counts = [marked[name].count("to be answered before anybody signs") for name in marked]
+        assert counts == [1 + unanswered, unanswered, unanswered]
         assert "Nothing, as stated by the user." in marked["-none"]
         assert read_card(clinic / "runs" / command / "privacy.json")["accesses"]["uncovered"] == ["a map", "a list"]
 

@@ -106,11 +106,15 @@ def test_a_table_is_taught_by_person_and_charged(tmp_path):
     assert "tuning: one of none, charged" in typo.output
     assert not ledger.history("clinic")
     stated = ("--tuning", "none", "--uncovered", "a map", "--trust-model", "x", "--release", "y", "--contact", "z")
+    stated += ("--purpose", "who is ill")
     told = run(*words, "--queries", 30, *stated)
     assert told.exit_code == 0, told.output
     card = read_card(tmp_path / "runs" / "clinic-1" / "privacy.json")
     assert (card["accesses"]["tuning"], card["accesses"]["uncovered"]) == ("none", ["a map"])
-    assert "to be answered" not in (tmp_path / "runs" / "clinic-1" / "report.html").read_text()
+    # left: reasons of the bounds, whom the public rows are about, and accuracy, which nobody measured
+    assert (tmp_path / "runs" / "clinic-1" / "report.html").read_text().count(
+        "to be answered before anybody signs"
+    ) == 3
     assert "add/remove one person" in told.stdout
     assert (tmp_path / "runs" / "clinic-1" / "student.joblib").exists()
     assert [record.confirmed for record in ledger.history("clinic")] == [True]

@@ -512,7 +512,7 @@ def test_an_answer_that_does_not_come_is_asked_for_again_and_is_one_charge(servi
     until, asked = time.monotonic() + 30, 0
     while asked < 2 and time.monotonic() < until:  # answers that nobody waits for any more are noted later
         log = [json.loads(line) for line in (service.folder / "log.jsonl").read_text().splitlines()]
-        asked = sum((line["action"], line["dataset"]) == ("charge", people) for line in log)
+        asked = sum(line["action"] == "charge" for line in log)  # one whose client has gone is noted as cut off
     assert asked > 1
     assert (ana.budget(people).charges, ana.budget(people).unconfirmed) == (1, 0)
 

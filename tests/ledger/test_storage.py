@@ -26,6 +26,7 @@ from tacit.ledger import (
     ServerUnreachable,
     StorageError,
     UnknownDataset,
+    engines,
     sql,
 )
 
@@ -268,7 +269,7 @@ def test_a_server_without_connections_left_says_so_and_idle_ones_are_given_back(
     """The wrong version asked whether the server was running, and held two connections for as long as it lived."""
     import psycopg
 
-    monkeypatch.setattr(sql, "KEPT", 1)
+    monkeypatch.setattr(engines, "KEPT", 1)
     address = postgres.new_database()
     ledger = Ledger(address)
     ledger.register("people", epsilon=1.0, delta=0.0)

@@ -14,7 +14,6 @@ both are checked before anything is granted on them: an old entry that was repla
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import pathlib
 import secrets
@@ -43,8 +42,8 @@ from tacit.ledger.store import Already, Decide, Ends, unknown
 try:
     import sqlalchemy as sa
     from sqlalchemy.engine import URL, Connection, Engine, make_url
-    from sqlalchemy.pool import NullPool
 
+    from tacit.ledger.engines import engine
     from tacit.ledger.tables import (
         ENTRIES,
         HEADS,
@@ -65,8 +64,6 @@ except ImportError as missing:  # pragma: no cover - a machine without the packa
 SCHEMA_VERSION = 2
 #: How long to wait for others who are charging.
 PATIENCE = 60.0
-#: For how many seconds a connection to a server is used again.
-KEPT = 30
 _RETRIES = 20
 #: PostgreSQL's codes for "the transaction was rolled back because of others; do it again".
 _AGAIN = {"40001", "40P01"}
@@ -437,7 +434,7 @@ class SqlStore:
 
     def _engine(self) -> Engine:
         try:
-            return _engine(self._url, tuple(self._secrets.items()), PATIENCE, os.getpid())
+            return engine(self._url, tuple(self._secrets.items()), PATIENCE, os.getpid())
         except ModuleNotFoundError as missing:
             raise StorageError(
                 f"{missing.name} is not installed; a ledger in PostgreSQL needs it: pip install 'tacit[postgres]'. "
@@ -657,32 +654,6 @@ def _keys(row: Row) -> list[str]:
 
 class _Again(LedgerBusy):
     """The transaction was rolled back because of others, and can be done again."""
-
-
-@functools.lru_cache(maxsize=32)
-def _engine(url: URL, secret: tuple[tuple[str, str], ...], patience: float, process: int) -> Engine:
-    """The engine of an address, one for each process: the statements that it compiled serve every ledger there."""
-    if url.get_backend_name() == "sqlite":
-        arguments: dict[str, Any] = {"timeout": patience, "check_same_thread": True}
-        pool: dict[str, Any] = {"poolclass": NullPool}
-    else:
-        url = url.set(drivername="postgresql+psycopg")
-        arguments = {"connect_timeout": 10, "application_name": "tacit ledger", **dict(secret)}
-        # A server starts a process for each connection, which takes longer than a charge: a few are kept for a while.
-        # Each is asked whether it still answers, and none of a parent is used in its fork (process).
-        pool = {"pool_size": 2, "max_overflow": -1, "pool_recycle": KEPT, "pool_pre_ping": True, "pool_use_lifo": True}
-    # AUTOCOMMIT: transactions are begun in the words of each database.
-    made = sa.create_engine(url, connect_args=arguments, isolation_level="AUTOCOMMIT", hide_parameters=True, **pool)
-    if url.get_backend_name() != "sqlite":
-        sa.event.listen(made, "connect", _idle_no_longer)
-    return made
-
-
-def _idle_no_longer(connection: Any, _: Any) -> None:
-    """A run that trains for days holds no connection that it does not use: the server closes it."""
-    if connection.info.server_version >= 140000:
-        with connection.cursor() as cursor:
-            cursor.execute(f"SET idle_session_timeout = '{KEPT}s'")
 
 
 def public_address(where: str | os.PathLike[str]) -> str:

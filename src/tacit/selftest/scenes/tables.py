@@ -230,10 +230,11 @@ def classifiers_are_bounded(seed: int) -> list[Finding]:
 def people_are_bounded(seed: int) -> list[Finding]:
     """A person with many rows counts with ``max_rows`` of them, a row with a huge weight as one of the largest."""
     x, y = _base(seed)
-    ids = np.arange(len(x))
-    more = np.vstack([x, np.full((6, WIDTH), FAR)]), np.append(y, np.full(6, FAR)), {"groups": np.append(ids, [99] * 6)}
-    other = np.vstack([x, np.full((6, WIDTH), -FAR)]), np.append(y, np.full(6, FAR)), more[2]
-    fewer = np.vstack([x, np.zeros((1, WIDTH))]), np.append(y, -FAR), {"groups": np.append(ids, [99])}
+    ids, new = np.arange(len(x)), len(x)  # who is added has no row in the table: which of theirs count is drawn
+    owned = {"groups": np.append(ids, [new] * 6)}
+    more = np.vstack([x, np.full((6, WIDTH), FAR)]), np.append(y, np.full(6, FAR)), owned
+    other = np.vstack([x, np.full((6, WIDTH), -FAR)]), np.append(y, np.full(6, FAR)), owned
+    fewer = np.vstack([x, np.zeros((1, WIDTH))]), np.append(y, -FAR), {"groups": np.append(ids, [new])}
     plain = x, y, {"groups": ids}
     heavy = np.append(np.ones(len(x)), FAR)
     weighed = [(*_with((x, y), row), {"sample_weight": heavy}) for row in EXTREMES[:2]]
