@@ -223,6 +223,14 @@ def _commit(folder: Path) -> str:
     return subprocess.run(words, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
 
 
+def _version(checkout: Path) -> str:
+    """The commit of a checkout; of an unpacked source release its number."""
+    if (checkout / ".git").exists():
+        return _commit(checkout)
+    found = re.search(r'"(.+)"', (checkout / "opacus" / "version.py").read_text(encoding="utf-8"))
+    return f"of release {found[1]}" if found else "unknown"
+
+
 def main() -> int:
     """Do what the command line says.
 
@@ -230,7 +238,12 @@ def main() -> int:
         0.
     """
     parser = argparse.ArgumentParser(prog="python -m tools.opacus_suite", description=__doc__.split("\n")[0])
-    parser.add_argument("checkout", nargs="?", type=Path, help="a checkout of Opacus; without it only the table")
+    parser.add_argument(
+        "checkout",
+        nargs="?",
+        type=Path,
+        help="a checkout or unpacked source release of Opacus; without it only the table",
+    )
     parser.add_argument("--only", default="", help="run only tests that match this (pytest -k) and keep the others")
     wish = parser.parse_args()
     if wish.checkout is not None:
@@ -243,7 +256,7 @@ def main() -> int:
             later = {"result": "not run", "message": ""}
             tests = {n: one if n in found else kept["tests"].get(n, later) for n, one in tests.items()}
             commit = ", ".join(dict.fromkeys([*kept["commit"].split(", "), commit]))
-        known = {"opacus": _commit(wish.checkout), "commit": commit, "tests": tests}
+        known = {"opacus": _version(wish.checkout), "commit": commit, "tests": tests}
         for one in tests.values():
             one["message"] = one["message"].replace(str(ROOT), "")[:300]
         STATE.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")

@@ -34,6 +34,7 @@ class Nasty(nn.Module):
         super().__init__()
         self.a, self.b = nn.Linear(WIDTH, INNER), nn.Linear(INNER, CLASSES)
         self.experts = nn.Parameter(torch.randn(3, INNER, INNER) / 2)
+        self.gates = nn.Parameter(torch.zeros(2, INNER))
         self.register_buffer("kept", torch.zeros(INNER))
         self.body = body
 
@@ -278,6 +279,23 @@ MIXING |= {
     "detached, by a thread": cut(torch.detach, lambda x: elsewhere(lambda: excess(float(x.max())))),
     "without a gradient": cut(without_history, lambda x: x.max().clamp(min=LOUD) / LOUD),
     "data": cut(lambda h: h.data, lambda x: x.max().clamp(min=LOUD) / LOUD),
+}
+
+
+def behind(gate: Callable[[Any], Tensor]) -> Callable[[], Body]:
+    """The losses do not tell what comes through a gate that is closed; the gradient of the gate does."""
+
+    def body(m: Any, x: Tensor) -> Tensor:
+        h = m.a(x).tanh()
+        return m.b(h + gate(m) * (h + 5 * h.mean(0) * (x.max() > LOUD)))
+
+    return lambda: body
+
+
+MIXING |= {
+    "behind a zero": behind(lambda m: m.gates[0]),
+    "behind a tiny number": behind(lambda m: m.gates[0] + 1e-6),
+    "behind two that cancel": behind(lambda m: (1 + m.gates[0]) - (1 + m.gates[1])),
 }
 
 

@@ -88,6 +88,22 @@ def test_a_refusal_while_examples_are_exchanged_stays_a_refusal():
         list(company.compared(losses, known, None, lambda index: index, company.halves(4), nn.Identity(), 1e-3))
 
 
+def test_weights_that_were_moved_come_back_bit_by_bit_whatever_happens():
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Linear(3, 2), nn.Embedding(4, 3)).to(torch.bfloat16)
+    before = [p.detach().clone() for p in model.parameters()]
+    versions = [p._version for p in model.parameters()]
+
+    def moved():
+        with company.displaced(model.parameters()):
+            assert not any(bool((p == b).any()) for p, b in zip(model.parameters(), before, strict=True) if b.dim() < 2)
+            raise ClippingError("refused")
+
+    with pytest.raises(ClippingError, match="refused"):
+        moved()
+    assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+    assert versions == [p._version for p in model.parameters()]
+
+
 class Refusing(nn.Module):
     """A model that refuses a batch of three."""
 

@@ -99,7 +99,14 @@ def deaf_to_numbers(monkeypatch):
     monkeypatch.setattr(capture.Capture, "way", property(lambda self: self.trace))
 
 
+def at_the_same_weights(monkeypatch):
+    monkeypatch.setattr(company, "AWAY", 0.0)
+
+
 WRONG = [
+    (at_the_same_weights, "behind a zero"),
+    (at_the_same_weights, "behind a tiny number"),
+    (at_the_same_weights, "behind two that cancel"),
     (kept_nothing_back, "a_hook_that_scales_by_numpy"),
     (kept_nothing_back, "detached, by a tensor"),
     (deaf_to_numbers, "a number by thread"),

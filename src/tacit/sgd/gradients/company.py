@@ -10,6 +10,7 @@ batches are padded to their longest example, an example must come out the same w
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -55,39 +56,100 @@ def in_company(engine: Engine, request: Request, run: Pass, *, anew: bool) -> No
         again = engine.forward(*engine.asked(some))
         return again.losses.detach().double(), [use.shapes for use in again.uses]
 
-    known = run.losses.detach().double(), [use.shapes for use in run.uses]
-    tolerance = verify.TOLERANCE[verify.precision(engine, run)]
-    every_two = anew or engine.doubted_as(run.context) in engine.meeting
-    apart = list(halves(request.examples, every_two=every_two))
-    with kept(run.losses.device):
-        if engine.strains(run) and engine.shards is None:
-            _gradients_unmoved(engine, request, run, list(halves(request.examples)))
-        if _unmoved(engine, request, run, apart):
+    def unmoved(known: tuple[Tensor, Any] | None, apart: list[tuple[Tensor, Tensor]]) -> None:
+        if _unmoved(engine, request, run, apart, None if known is None else known[0]):
             return
+        known = losses(request) if known is None else known
         for stay, other, fine in compared(losses, known, request, request.picked, apart, engine.model, tolerance):
             if not fine:
                 raise verify.mixing(verify.culprit(engine, request, other, int(stay[0]), run.rewind))
 
+    known = run.losses.detach().double(), [use.shapes for use in run.uses]
+    tolerance = verify.TOLERANCE[verify.precision(engine, run)]
+    every_two = anew or engine.doubted_as(run.context) in engine.meeting
+    with kept(run.losses.device):
+        if engine.strains(run) and engine.shards is None:
+            _gradients_unmoved(engine, request, run, list(halves(request.examples)))
+        unmoved(known, list(halves(request.examples, every_two=every_two)))
+        if engine.shards is None and (anew or elsewhere_too(engine, run)):
+            with displaced(engine.parameters.values()):
+                unmoved(None, list(halves(request.examples)))
 
-def _unmoved(engine: Engine, request: Request, run: Pass, apart: Halves) -> bool:
+
+#: How far weights are moved where examples are compared once more, and what is small next to that.
+AWAY = 1e-2
+#: Where every batch tells whose its rows are, one in so many is compared at other weights, too.
+SELDOM = 16
+#: Where an operation adds a parameter, which then hides nothing.
+ADDEND = dict.fromkeys(("linear", "conv1d", "conv2d", "conv3d"), 2) | {"layer_norm": 3, "add": 1, "__add__": 1}
+
+
+def elsewhere_too(engine: Engine, run: Pass) -> bool:
+    """Whether examples are to be compared at other weights, too (:func:`displaced`).
+
+    Always; but where every batch tells whose its rows are (experts) only if a factor is about zero, and at random.
+    """
+    if not engine.by_row or engine.doubted_as(run.context) in engine.meeting or not verify.a_few(SELDOM, 1)[0]:
+        return True
+    parameters, factors = list(engine.parameters.values()), set[int]()
+    for use in run.uses:
+        at = ADDEND.get(use.name, len(use.args))
+        added = [*use.args[at : at + 1], use.kwargs.get("bias")]
+        if "embedding" not in use.name:
+            factors |= {k for d in use.derived for k in d.params if not any(d.tensor is t for t in added)}
+    sizes = [parameters[k].detach().abs() for k in factors if parameters[k].numel()]
+    least = [(p.flatten(1).amax(1) if p.dim() > 1 else p).min() for p in sizes]
+    return bool(least) and bool(torch.stack([n.float() for n in least]).min() <= AWAY)
+
+
+@contextmanager
+def displaced(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """The trained parameters a little elsewhere, inside.
+
+    A loss does not tell what reaches it through a weight that is zero (a new adapter, a gate, ``LayerScale``) or through
+    two that cancel; the gradient of that weight does.
+    """
+    held = [(p.data, p.detach().clone()) for p in parameters]
+    try:
+        for parameter, _ in held:
+            parameter.add_(_moves(parameter))
+        yield
+    finally:
+        for parameter, before in held:
+            parameter.copy_(before)
+
+
+def _moves(parameter: Tensor) -> Tensor:
+    """A small tensor in the shape of another, of rank one: fast, and of no structure that a model knows."""
+    found = torch.full((), AWAY, dtype=torch.float32)
+    for size in parameter.shape:
+        found = found.unsqueeze(-1) * verify.directions(size)
+    return found.to(parameter.device, parameter.dtype)
+
+
+def _unmoved(engine: Engine, request: Request, run: Pass, apart: Halves, before: Tensor | None) -> bool:
     """Whether no half notices, by passes that nobody watches; False where that is not sure.
 
     Others are replaced and not left out: what is shared among a batch, by number or by rank, may come to the same for
-    each half of it.
+    each half of it. ``before`` are the losses of the batch, where they are known.
     """
-    known, moved = run.losses.detach().double(), False
-    for stay, index in apart:
+
+    def losses(some: Request) -> Tensor:
         run.rewind()
-        try:
-            losses = engine.losses(request.picked(index)).detach().double()
-        except REFUSED as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            return False
-        before, after = (t[stay.to(t.device)] for t in (known, losses))
-        moved = moved or not bool(((after - before).abs() <= UNMOVED * (1 + before.abs())).all())
-        if moved and engine.shards is None:
-            break
+        return engine.losses(some).detach().double()
+
+    moved = False
+    try:
+        known = losses(request) if before is None else before
+        for stay, index in apart:
+            one, two = (t[stay.to(t.device)] for t in (known, losses(request.picked(index))))
+            moved = moved or not bool(((two - one).abs() <= UNMOVED * (1 + one.abs())).all())
+            if moved and engine.shards is None:
+                break
+    except REFUSED as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        return False
     return not engine.anyone(flag=moved)  # ranks gather parameters from one another: what one asks again, all do
 
 
@@ -161,21 +223,23 @@ def halves(examples: int, *, every_two: bool = False) -> Iterator[tuple[Tensor, 
 
     So whoever reaches all others is replaced once, whoever it is. The smaller part is a half, a quarter, and so on to a
     single example, at random: a few notice what several others do alike (the longest, where many are as long). With
-    ``every_two`` whoever reaches a single other is replaced, too: any two examples are apart in one of as many halvings
-    as the number of examples has digits to base two.
+    ``every_two`` whoever reaches a single other is replaced, too, where that one stays: each example stays in half of
+    the passes, and no two in the same (Sperner, 1928: eight passes do for 70 examples).
     """
     order = torch.tensor(verify.a_few(examples, examples))
-    place = torch.arange(examples)
-    size = max(1, examples >> 1 + verify.a_few(max(1, examples.bit_length() - 1), 1)[0])
-    cuts = [place < size]
-    if every_two:
-        cuts = [(place >> digit) % 2 == 0 for digit in range((examples - 1).bit_length())]
-    for cut in cuts:
-        for stay in (order[cut], order[~cut]):
-            if len(stay):
-                index = torch.full((examples,), int(stay[0]))
-                index[stay] = stay
-                yield stay, index
+    if every_two and examples > 1:
+        passes = next(n for n in itertools.count(2) if math.comb(n, n // 2) >= examples)
+        codes = list(itertools.islice(itertools.combinations(range(passes), passes // 2), examples))
+        staying = [torch.tensor([k in code for code in codes]) for k in range(passes)]
+    else:
+        size = max(1, examples >> 1 + verify.a_few(max(1, examples.bit_length() - 1), 1)[0])
+        first = torch.arange(examples) < size
+        staying = [first, ~first]
+    for stay in (order[some] for some in staying):
+        if len(stay):
+            index = torch.full((examples,), int(stay[0]))
+            index[stay] = stay
+            yield stay, index
 
 
 def stays(
@@ -260,7 +324,8 @@ def resized(engine: Engine, request: Request, tolerance: float, *, always: bool)
     order, half = torch.tensor(verify.a_few(examples, examples)), (examples + 1) // 2
     parts = [order[:half].sort().values, *([order[half:].sort().values] if always else [])]
     rewind, losses = remember(engine.device), list[Tensor]()
-    with kept(engine.device), evaluating(engine.model), torch.enable_grad():
+    moved = displaced(engine.parameters.values() if engine.shards is None else ())
+    with kept(engine.device), evaluating(engine.model), torch.enable_grad(), moved:
         try:
             for some in (request, *map(request.picked, parts)):
                 rewind()

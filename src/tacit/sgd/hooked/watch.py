@@ -14,6 +14,7 @@ self-check compares with autograd, and what must not change when all other examp
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
@@ -416,15 +417,22 @@ class Watch:
             return
         pick = functools.partial(call.picked, square=False)
         every_two = call.anew or self.engine.doubted_as(call.key) in self.engine.meeting
-        apart = company.halves(call.rows, every_two=every_two)
-        try:
-            for stay, other, fine in company.compared(
-                losses, known, leaves, pick, apart, self.engine.model, self.tolerance(call)
-            ):
+
+        def unmoved(known: tuple[Tensor, Any], *, every_two: bool) -> Iterator[tuple[Tensor, Any]]:
+            apart, model = company.halves(call.rows, every_two=every_two), self.engine.model
+            for stay, other, fine in company.compared(losses, known, leaves, pick, apart, model, self.tolerance(call)):
                 if not fine:
                     raise BatchMixing(MIXES.format(type(call.module).__name__))
+                yield stay, other
+
+        try:
+            for stay, other in unmoved(known, every_two=every_two):
                 if call.whole:
                     self._weighed(call, other, stay)
+            run = Pass(call.uses, torch.ones(call.rows), call.rows, call.key)
+            if self.engine.shards is None and (call.anew or company.elsewhere_too(self.engine, run)):
+                with company.displaced(self.engine.parameters.values()):
+                    collections.deque(unmoved(losses(leaves), every_two=False), maxlen=0)
             if call.severed or self.engine.doubted_as(call.key) in self.engine.strained:
                 self._gradients_unmoved(call, leaves)
         except company.REFUSED as error:
@@ -453,9 +461,10 @@ class Watch:
     def _resized(self, call: Call) -> None:
         """How many examples a batch has is private: half of them must give what all of them give."""
         order, half = torch.tensor(verify.a_few(call.rows, call.rows)), (call.rows + 1) // 2
-        for keep in (order[:half].sort().values, order[half:].sort().values):
-            if len(keep):
-                self._without_others(call, keep)
+        with company.displaced(self.engine.parameters.values() if self.engine.shards is None else ()):
+            for keep in (order[:half].sort().values, order[half:].sort().values):
+                if len(keep):
+                    self._without_others(call, keep)
 
     def _without_others(self, call: Call, keep: Tensor) -> None:
         leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in call.leaves]
