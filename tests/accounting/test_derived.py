@@ -241,3 +241,9 @@ def test_some_random_compositions_lie_inside() -> None:
 @pytest.mark.parametrize("block", range(60))
 def test_three_thousand_random_compositions_lie_inside(block: int) -> None:
     assert [problem for seed in range(50 * block, 50 * block + 50) for problem in random_runs.outside(seed)] == []
+
+
+def test_a_draw_has_a_price_far_beyond_where_its_terms_have_a_number() -> None:
+    drawn = acc.GDP(0.0115061) * 140 + acc.Either(acc.GDP(1.52255), acc.Gaussian(8.61454), 0.484944)
+    price = acc.delta(drawn, 1e5, adjacency="zero-out", group=2)
+    assert price.lower == 0 < price.upper < 1e-300

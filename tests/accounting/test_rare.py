@@ -13,6 +13,7 @@ import pytest
 from tacit import accounting as acc
 from tacit.accounting import levels
 from tacit.accounting.levels import Levels
+from tacit.accounting.pricing import Reader
 from tests.accounting import truth
 from tests.accounting.catalogue import poisson
 
@@ -189,3 +190,19 @@ def test_memory_is_bounded_whatever_is_asked() -> None:
     assert resource.RUSAGE_SELF == 0
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
     assert float(done.stdout) < 256
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        acc.PoissonSampled(acc.Gaussian(1.1), 0.01) * 1000,
+        acc.PoissonSampled(acc.Gaussian(0.6), 1e-4) * 2000,
+        acc.DiscreteGaussian(3.0) * 4 + acc.Laplace(4.0),
+    ],
+    ids=repr,
+)
+def test_what_a_curve_is_asked_first_does_not_change_what_it_says(run: acc.Mechanism) -> None:
+    """Draws and selections read δ at many ε; which curve answers was once decided by what had been asked before."""
+    at = [0.0, 0.05, 0.21, 0.33, 0.5, 0.52, 1.4]
+    forwards, backwards = Reader(run, "add-remove", 1), Reader(run, "add-remove", 1)
+    assert [forwards.upper(x) for x in at] == [backwards.upper(x) for x in reversed(at)][::-1]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tacit.accounting.losses import MANY, ROUND, Array, AtomsLoss, ComplexArray, Loss, log_sum
+from tacit.accounting.losses import MANY, ROUND, Array, AtomsLoss, ComplexArray, Loss, log_of, log_sum
 
 #: What bounds on δ(ε) are raised by, so that rounding in the masses made of them stays on the safe side.
 RAISED = 1e-12
@@ -49,10 +49,8 @@ class DrawnLoss(Loss):
             np.abs(term) * np.expm1(np.minimum(e + ROUND * (8 + 2 * np.abs(value)), 30.0))
             for term, ((value, e), _) in zip(terms, found, strict=True)
         )
-        # where the terms cancel to less than their error, a number as large as the error stands for them
-        lost = np.abs(total) < error
-        total = np.where(lost, np.maximum(error, 1e-300), total)
-        return top + np.log(total), np.where(lost, 2.0, error / np.abs(total))
+        logs, off = log_of(np.asarray(total), np.maximum(error, 1e-300))  # terms may be too small to have a number
+        return top + logs, off
 
     def tilted(self, c: float) -> tuple[float, float, float, float]:
         found = [loss.tilted(c) for loss, _ in self.members]
@@ -69,7 +67,8 @@ class DrawnLoss(Loss):
         _, _, shares = log_sum(np.array([loss.tilted(c)[0] + math.log(w) for loss, w in self.members]))
 
         def bound(t: float) -> float:
-            return min(0.0, math.log(sum(s * math.exp(b(t)) for s, b in zip(shares, bounds, strict=True))) + 1e-12)
+            size = sum(s * math.exp(b(t)) for s, b in zip(shares, bounds, strict=True))
+            return min(0.0, math.log(size) + 1e-12) if size > 0 else -700.0  # so small that it has no number
 
         return bound
 

@@ -516,16 +516,19 @@ def own_pair(part: OwnPrice, adjacency: str, group: int, log_least: float) -> Lo
 
 
 class Reader:
-    """The upper end of δ(ε) of one mechanism at many ε: a curve that was made for one ε serves its neighbours too."""
+    """The upper end of δ(ε) of one mechanism at many ε: a curve that was made near some serves them all.
 
-    #: relative width at which a curve that was kept, or was made for this ε, is good enough
-    CLOSE, FRESH = 1e-8, 1e-3
+    What is read at an ε does not depend on which others were read before.
+    """
+
+    #: relative width at which a curve that was made near an ε, or for it, is good enough; and how many are kept
+    CLOSE, FRESH, KEPT = 1e-8, 1e-3, 32
     #: what stands for a smaller δ of a rare run, whose curve would take long
     NEVER = 1e-200
 
     def __init__(self, mechanism: Mechanism, adjacency: str, group: int) -> None:
         self.question = _Question(mechanism, adjacency, group, None)
-        self.kept: dict[str, list[Curve]] = {direction: [] for direction in DIRECTIONS}
+        self.kept: dict[tuple[int, float], Curve] = {}
         split = [_split(parts) for parts in self.question.upper]
         self.split = [(infinite, finite, _largest_loss(finite)) for infinite, finite in split]
 
@@ -535,30 +538,40 @@ class Reader:
         if not question.members or question.stated:
             return question.deltas(epsilon)[0][1]
         high = 0.0
-        for i, direction in enumerate(DIRECTIONS):
-            high = max(high, self._direction(i, direction, epsilon))
+        for i in range(len(DIRECTIONS)):
+            high = max(high, self._direction(i, epsilon))
             if all(loss.symmetric for loss, _ in question.upper[i]):
                 break
         return high or question._beyond()
 
-    def _direction(self, i: int, direction: str, epsilon: float) -> float:
+    def _direction(self, i: int, epsilon: float) -> float:
         infinite, finite, largest = self.split[i]
         slack = overflow_cost(self.question.extra, epsilon)
         if epsilon >= largest:
             return min(1.0, infinite[1] + slack)
-        for curve in self.kept[direction]:
-            low, high = curve.interval(epsilon)
-            if high - low <= self.CLOSE * low:
-                return min(1.0, together(infinite, low, high)[1] + slack)
-        if levels.some_rare(finite) and _surely_below(finite, epsilon, self.NEVER):
+        rare = levels.some_rare(finite)
+        if rare and _surely_below(finite, epsilon, self.NEVER):
             return min(1.0, together(infinite, 0.0, self.NEVER)[1] + slack)
-        fresh = next(self.question._candidates(finite, epsilon=epsilon))
-        if fresh is not None:
-            low, high = fresh.interval(epsilon)
-            if high - low <= self.FRESH * low:
-                self.kept[direction] = [fresh, *self.kept[direction][:15]]
-                return min(1.0, together(infinite, low, high)[1] + slack)
+        fraction, power = math.frexp(epsilon)
+        near = math.ldexp(round(16 * fraction) / 16, power)
+        # the levels of a rare run remember what they were asked, and have no digits beyond those of their own ε
+        for at, enough in ((near, self.CLOSE), (epsilon, self.FRESH))[rare:]:
+            curve = self._curve(i, at, keep=not rare)
+            if curve is not None:
+                low, high = curve.interval(epsilon)
+                if high - low <= enough * low:
+                    return min(1.0, together(infinite, low, high)[1] + slack)
         return self.question._direction_delta(self.question.upper[i], epsilon)[1]
+
+    def _curve(self, i: int, at: float, *, keep: bool) -> Curve | None:
+        """The first curve that is made for this ε."""
+        if (curve := self.kept.get((i, at))) is None:
+            curve = next(self.question._candidates(self.split[i][1], epsilon=at))
+            if curve is not None and keep:
+                while len(self.kept) >= self.KEPT:
+                    del self.kept[next(iter(self.kept))]
+                self.kept[i, at] = curve
+        return curve
 
 
 def _surely_below(parts: Parts, epsilon: float, delta: float) -> bool:
