@@ -14,6 +14,7 @@ both are checked before anything is granted on them: an old entry that was repla
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import secrets
@@ -45,14 +46,22 @@ try:
 
     from tacit.ledger.engines import engine
     from tacit.ledger.tables import (
+        AT,
         ENTRIES,
+        FORWARD,
+        FOUND,
+        HEAD_HELD,
+        HEAD_OF,
         HEADS,
         INDEX,
+        INSERT,
         META,
+        NEWEST,
         POSTGRES_TRIGGERS,
         SEALS,
         SQLITE_TRIGGERS,
         TABLES,
+        WRITTEN,
         trigger_problems,
     )
 except ImportError as missing:  # pragma: no cover - a machine without the package
@@ -138,7 +147,7 @@ class SqlStore:
             found = connection.execute(
                 sa.select(ENTRIES).where(ENTRIES.c.dataset == dataset).order_by(ENTRIES.c.seq)
             ).all()
-            head = connection.execute(sa.select(HEADS).where(HEADS.c.dataset == dataset)).first()
+            head = connection.execute(HEAD_OF, {"of": dataset}).first()
             if not found and head is None:
                 raise unknown(dataset, self._names(connection), self.place())
         return [Row(*row) for row in found], None if head is None else ChainHead(head.seq, head.hash)
@@ -158,20 +167,22 @@ class SqlStore:
 
     def head(self, dataset: str) -> ChainHead | None:
         """The record of the head."""
-        with self._reading(dataset) as connection:
-            head = connection.execute(sa.select(HEADS).where(HEADS.c.dataset == dataset)).first()
-            if head is None:
-                self._require(connection, dataset)
+        head = self._head(dataset)
         return None if head is None else ChainHead(head.seq, head.hash)
 
     def signature(self, dataset: str) -> tuple[ChainHead, str | None]:
         """The head with its signature."""
-        with self._reading(dataset) as connection:
-            head = connection.execute(sa.select(HEADS).where(HEADS.c.dataset == dataset)).first()
-            if head is None:
-                self._require(connection, dataset)
-                raise LedgerTampered(f"the record of the head of {dataset!r} is missing")
+        head = self._head(dataset)
+        if head is None:
+            raise LedgerTampered(f"the record of the head of {dataset!r} is missing")
         return ChainHead(head.seq, head.hash), head.signature
+
+    def _head(self, dataset: str) -> sa.Row[Any] | None:
+        with self._reading(dataset) as connection:
+            head = connection.execute(HEAD_OF, {"of": dataset}).first()
+            if head is None and not self._at(connection, dataset, [0]):
+                raise unknown(dataset, self._names(connection), self.place())
+        return head
 
     def seal_all(self, dataset: str) -> None:
         """Seal the entries that were written before there was a key, if they lead to the head that is signed."""
@@ -253,7 +264,7 @@ class SqlStore:
                 raise DatasetExists(f"{dataset!r} is registered already")
             self._require_key(connection)
             self._insert(connection, row)
-            connection.execute(HEADS.insert().values(dataset=dataset, **self._signed(row)))
+            connection.execute(INSERT[HEADS], {"dataset": dataset, **self._signed(row)})
             self._check_written(connection, [row])
         return row
 
@@ -294,7 +305,7 @@ class SqlStore:
         except Already as before:
             return before.row
         self._insert(connection, row)
-        connection.execute(HEADS.update().where(HEADS.c.dataset == dataset).values(**self._signed(row)))
+        connection.execute(FORWARD, {"of": dataset, **self._signed(row)})
         return row
 
     # -- pieces ------------------------------------------------------------------------------------------------------
@@ -306,17 +317,10 @@ class SqlStore:
         with self._transaction() as connection:
             yield connection
 
-    def _require(self, connection: Connection, dataset: str) -> None:
-        if not self._at(connection, dataset, [0]):
-            raise unknown(dataset, self._names(connection), self.place())
-
     def _ends(self, connection: Connection, dataset: str, *, lock: bool = False) -> Ends:
-        # FOR UPDATE waits for whoever charges the same data set, then reads what they wrote; SQLite, which holds the
-        # lock of the whole file already, leaves the words out.
-        wanted = sa.select(HEADS).where(HEADS.c.dataset == dataset)
-        head = connection.execute(wanted.with_for_update() if lock else wanted).first()
-        newest = sa.select(ENTRIES).where(ENTRIES.c.dataset == dataset).order_by(ENTRIES.c.seq.desc()).limit(2)
-        rows = [Row(*row) for row in connection.execute(newest)]
+        # the lock waits for whoever charges the same data set, then reads what they wrote
+        head = connection.execute(HEAD_HELD if lock else HEAD_OF, {"of": dataset}).first()
+        rows = [Row(*row) for row in connection.execute(NEWEST, {"of": dataset})]
         if head is None and not rows:
             raise unknown(dataset, self._names(connection), self.place())
         if head is None or not rows or (head.seq, head.hash) != (rows[0].seq, rows[0].hash):
@@ -348,12 +352,11 @@ class SqlStore:
             )
 
     def _at(self, connection: Connection, dataset: str, places: list[int]) -> list[Row]:
-        chosen = sa.select(ENTRIES).where(ENTRIES.c.dataset == dataset, ENTRIES.c.seq.in_(places))
-        return [Row(*row) for row in connection.execute(chosen.order_by(ENTRIES.c.seq))]
+        return [Row(*row) for row in connection.execute(AT, {"of": dataset, "places": places})]
 
     def _find(self, connection: Connection, dataset: str, keys: list[str]) -> list[Row]:
-        places = sa.select(INDEX.c.seq).where(INDEX.c.dataset == dataset, INDEX.c.key.in_(keys)).distinct()
-        rows = self._at(connection, dataset, list(connection.execute(places).scalars()))
+        places = connection.execute(FOUND, {"of": dataset, "keys": keys}).scalars()
+        rows = self._at(connection, dataset, list(places))
         for row in rows:
             if digest(row.body) != row.hash or not set(keys) & set(keys_of(row.read())):
                 raise LedgerTampered(
@@ -367,8 +370,8 @@ class SqlStore:
         """Refuse entries that somebody wrote who does not hold the key; nothing to check without one."""
         if self.signer is None or not rows:
             return
-        places = SEALS.c.dataset == rows[0].dataset, SEALS.c.seq.in_([row.seq for row in rows])
-        seals = {seq: seal for seq, seal in connection.execute(sa.select(SEALS.c.seq, SEALS.c.seal).where(*places))}
+        places = [(row.dataset, row.seq) for row in rows]
+        seals = {row.seq: row.seal for row in connection.execute(WRITTEN[SEALS], {"places": places})}
         for row in rows:
             if not secrets.compare_digest(self.signer.seal(row.dataset, row.head), seals.get(row.seq, "")):
                 raise LedgerTampered(
@@ -379,13 +382,13 @@ class SqlStore:
     def _seal(self, connection: Connection, row: Row) -> None:
         if self.signer is not None:
             seal = self.signer.seal(row.dataset, row.head)
-            connection.execute(SEALS.insert().values(dataset=row.dataset, seq=row.seq, seal=seal))
+            connection.execute(INSERT[SEALS], {"dataset": row.dataset, "seq": row.seq, "seal": seal})
 
     def _insert(self, connection: Connection, row: Row) -> None:
-        connection.execute(ENTRIES.insert().values(dataset=row.dataset, seq=row.seq, body=row.body, hash=row.hash))
+        connection.execute(INSERT[ENTRIES], dataclasses.asdict(row))
         keys = [{"dataset": row.dataset, "key": key, "seq": row.seq} for key in keys_of(row.read())]
         if keys:
-            connection.execute(INDEX.insert(), keys)
+            connection.execute(INSERT[INDEX], keys)
         self._seal(connection, row)
 
     def _check_written(self, connection: Connection, rows: list[Row]) -> None:
@@ -398,18 +401,17 @@ class SqlStore:
         wanted = {(row.dataset, row.seq): row for row in rows}
         keys = {(row.dataset, key, row.seq) for row in rows for key in keys_of(row.read())}
 
-        def there(table: sa.Table, columns: list[str], places: Iterable[tuple[Any, ...]]) -> list[Any]:
-            chosen = sa.tuple_(*(table.c[name] for name in columns)).in_(list(places))
-            return list(connection.execute(sa.select(table).where(chosen)))
+        def there(table: sa.Table, places: Iterable[tuple[Any, ...]]) -> list[Any]:
+            return list(connection.execute(WRITTEN[table], {"places": list(places)}))
 
-        kept = {Row(*row) for row in there(ENTRIES, ["dataset", "seq"], wanted)} == set(wanted.values())
-        kept &= {tuple(row) for row in there(INDEX, ["dataset", "key", "seq"], keys)} == keys
-        heads = {head.dataset: head for head in there(HEADS, ["dataset"], {(row.dataset,) for row in rows})}
+        kept = {Row(*row) for row in there(ENTRIES, wanted)} == set(wanted.values())
+        kept &= {tuple(row) for row in there(INDEX, keys)} == keys
+        heads = {head.dataset: head for head in there(HEADS, {(row.dataset,) for row in rows})}
         for row in rows:
             head = heads.get(row.dataset)
             kept &= head is not None and (head.seq > row.seq or (head.seq, head.hash) == (row.seq, row.hash))
         if self.signer is not None:
-            seals = {(row.dataset, row.seq): row.seal for row in there(SEALS, ["dataset", "seq"], wanted)}
+            seals = {(row.dataset, row.seq): row.seal for row in there(SEALS, wanted)}
             kept &= all(seals.get(place) == self.signer.seal(row.dataset, row.head) for place, row in wanted.items())
         problems = trigger_problems(connection)
         if not kept:

@@ -6,6 +6,8 @@ truncate, and an insert that would replace a row.
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 
 TABLES = sa.MetaData()
@@ -46,6 +48,38 @@ INDEX = sa.Table(
     sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
     sa.Index("tacit_index_by_key", "key"),
 )
+
+# -- the statements of every charge, made once: to build them anew takes longer than to run them ----------------------
+
+
+def _of(table: sa.Table) -> sa.ColumnElement[bool]:
+    return table.c.dataset == sa.bindparam("of")
+
+
+def _among(table: sa.Table, *columns: str) -> sa.Select[Any]:
+    place = sa.tuple_(*(table.c[name] for name in columns))
+    return sa.select(table).where(place.in_(sa.bindparam("places", expanding=True)))
+
+
+HEAD_OF = sa.select(HEADS).where(_of(HEADS))
+#: The same, and nobody else takes it before the end of the transaction; SQLite, which locks the file, needs no word.
+HEAD_HELD = HEAD_OF.with_for_update()
+NEWEST = sa.select(ENTRIES).where(_of(ENTRIES)).order_by(ENTRIES.c.seq.desc()).limit(2)
+AT = (
+    sa.select(ENTRIES)
+    .where(_of(ENTRIES), ENTRIES.c.seq.in_(sa.bindparam("places", expanding=True)))
+    .order_by(ENTRIES.c.seq)
+)
+FOUND = sa.select(INDEX.c.seq).where(_of(INDEX), INDEX.c.key.in_(sa.bindparam("keys", expanding=True))).distinct()
+FORWARD = HEADS.update().where(_of(HEADS))
+INSERT = {table: table.insert() for table in (ENTRIES, HEADS, INDEX, SEALS)}
+#: What stands at the places where something was written: (data set, place), (data set, key, place) or (data set,).
+WRITTEN = {
+    ENTRIES: _among(ENTRIES, "dataset", "seq"),
+    INDEX: _among(INDEX, "dataset", "key", "seq"),
+    HEADS: _among(HEADS, "dataset"),
+    SEALS: _among(SEALS, "dataset", "seq"),
+}
 
 SQLITE_TRIGGERS = [
     f"""CREATE TRIGGER IF NOT EXISTS tacit_{table}_{name} BEFORE {event} ON tacit_{table} {when}
