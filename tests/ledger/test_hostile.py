@@ -32,7 +32,7 @@ from tacit.ledger import (
 )
 from tacit.ledger.entries import chained
 from tacit.ledger.export import _cell
-from tacit.ledger.service import ACTIONS, Service, hang_up
+from tacit.ledger.service import ACTIONS, AT_ONCE, Service, app, hang_up
 from tacit.ledger.signing import SigningKey, anchor, check_anchor, heads_of, read_anchor
 from tacit.ledger.tokens import Tokens
 from tacit.pate import GNMax, Teachers
@@ -141,6 +141,40 @@ def test_a_token_whose_requests_take_minutes_leaves_room_for_the_others(inside, 
     for thread in threads:
         thread.join()
     assert inside("datasets", {})[0] == 200
+
+
+def test_three_tokens_whose_requests_take_minutes_leave_room_for_the_others(inside, monkeypatch):
+    """Two of them, each with as many requests as it may have, held all threads of the service."""
+    go = threading.Event()
+    monkeypatch.setattr(Ledger, "head", lambda ledger, name: "ab" * 32 if go.wait(60) else "")
+    hogs = [inside.tokens.add(f"hog {i}", "analyst") for i in range(3)]
+    other = inside.tokens.add("other", "auditor")
+    served = app(Service(inside.ledger, inside.tokens, rate=1e9))
+
+    async def post(action, secret):
+        body = [{"type": "http.request", "body": b'{"dataset": "people"}'}]
+        answers: list[dict] = []
+
+        async def receive():
+            return body.pop()
+
+        async def send(message):
+            answers.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": f"/v1/{action}", "query_string": b"", "client": ("here", 1)}
+        await served({**scope, "headers": [(b"authorization", f"Bearer {secret}".encode())]}, receive, send)
+        return answers[0]["status"]
+
+    async def ask():
+        slow = [asyncio.create_task(post("head", secret)) for secret in hogs for _ in range(AT_ONCE)]
+        try:
+            await asyncio.sleep(0)  # those who take long are asked first
+            return await asyncio.wait_for(post("dataset", other), 20)
+        finally:
+            go.set()
+            assert await asyncio.gather(*slow) == [200] * len(slow)
+
+    assert asyncio.run(ask()) == 200
 
 
 def test_nothing_in_the_repository_of_an_anchor_is_run(tmp_path):

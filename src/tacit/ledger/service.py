@@ -52,8 +52,9 @@ SLOWEST = 20.0
 #: How many charges one answer of ``history`` holds at most.
 PAGE = 1000
 
-#: How many requests of one token are worked on at once: whoever asks for prices that take minutes stops nobody else.
-AT_ONCE = 20
+#: How many requests of one token are worked on at once, and of all: whoever asks for prices that take minutes stops
+#: nobody else, also where fifty tokens do.
+AT_ONCE, THREADS = 20, 1000
 
 READ = ("owner", "analyst", "auditor")
 CHARGE = ("analyst", "owner")
@@ -465,7 +466,6 @@ def app(service: Service, anchor: Path | None = None, every: float = 60.0, conne
     """The service as an application of Starlette; heads go to the anchor from time to time and at the end."""
     try:
         from starlette.applications import Starlette
-        from starlette.concurrency import run_in_threadpool
         from starlette.requests import ClientDisconnect, Request
         from starlette.responses import Response
         from starlette.routing import Route
@@ -475,13 +475,18 @@ def app(service: Service, anchor: Path | None = None, every: float = 60.0, conne
             "See: tacit explain missing-extra"
         ) from None
 
+    pool = concurrent.futures.ThreadPoolExecutor(THREADS, "ledger request")
+
+    async def aside(function: Callable[..., Any], *given: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(pool, function, *given)
+
     async def act(request: Request) -> Response:
         body, action = b"", request.path_params["action"]
         scheme, _, secret = request.headers.get("authorization", "").partition(" ")
         secret = secret if scheme.lower() == "bearer" else ""
         peer = request.client.host if request.client else ""
-        if await run_in_threadpool(service.known, secret) is None:  # the body of a stranger is not read
-            status, answer = await run_in_threadpool(service.answer, action, secret, None, b"", peer)
+        if await aside(service.known, secret) is None:  # the body of a stranger is not read
+            status, answer = await aside(service.answer, action, secret, None, b"", peer)
             return said(answer, status)
         try:
             async with asyncio.timeout(SLOWEST):
@@ -492,10 +497,10 @@ def app(service: Service, anchor: Path | None = None, every: float = 60.0, conne
         except TimeoutError:
             return said({"error": "TermsError", "message": f"the request took more than {SLOWEST:g} s to arrive"}, 408)
         except ClientDisconnect:
-            await run_in_threadpool(service.cut_off, action, secret, peer)
+            await aside(service.cut_off, action, secret, peer)
             return said({"error": "TermsError", "message": "the request was cut off"}, 400)
         key = request.headers.get("idempotency-key")
-        status, answer = await run_in_threadpool(service.answer, action, secret, key, body, peer)
+        status, answer = await aside(service.answer, action, secret, key, body, peer)
         return said(answer, status)
 
     async def alive(request: Request) -> Response:
