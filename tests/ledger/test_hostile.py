@@ -178,17 +178,42 @@ def test_three_tokens_whose_requests_take_minutes_leave_room_for_the_others(insi
 
 
 def test_nothing_in_the_repository_of_an_anchor_is_run(tmp_path):
-    """Others write to it: a hook of theirs ran as the service, which holds the key."""
+    """Others write to it: a hook, and then a filter, of theirs ran as the service, which holds the key."""
     ledger, repository = Ledger(), tmp_path / "heads"
     ledger.register("people", epsilon=1.0, delta=0.0)
-    subprocess.run(["git", "init", "-q", str(repository)], check=True)
+
+    def git(*words):
+        return subprocess.run(["git", "-C", str(repository), *words], check=True, capture_output=True, text=True).stdout
+
+    repository.mkdir()
+    git("init", "-q")
     hook = repository / ".git/hooks/pre-commit"
     hook.parent.mkdir(exist_ok=True)
     hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     hook.chmod(0o755)
-    assert anchor(heads_of(ledger), repository) == 1
-    assert not (tmp_path / "ran").exists()
-    assert len(read_anchor(repository)) == 1
+    hook.with_name("reference-transaction").symlink_to(hook)
+    git("config", "filter.x.clean", f"touch {tmp_path}/ran; cat")
+    (repository / ".gitattributes").write_text("* filter=x\n")
+    for times in (1, 2):
+        assert anchor(heads_of(ledger), repository) == 1
+        assert not (tmp_path / "ran").exists()
+        assert len(read_anchor(repository)) == times
+        ledger.charge("people", acc.PureDP(0.1))
+    assert git("rev-list", "--count", "HEAD").strip() == "2"
+    assert git("cat-file", "blob", "HEAD:heads.jsonl") == (repository / "heads.jsonl").read_text()
+
+
+def test_a_link_in_the_repository_of_an_anchor_is_not_followed(tmp_path):
+    """The wrong version wrote the heads into whatever it led to, and cut off what stood there after the last line."""
+    ledger, repository, other = Ledger(), tmp_path / "heads", tmp_path / "people.db"
+    ledger.register("people", epsilon=1.0, delta=0.0)
+    other.write_bytes(b"what is here\nstays")
+    repository.mkdir()
+    subprocess.run(["git", "init", "-q", str(repository)], check=True)
+    (repository / "heads.jsonl").symlink_to(other)
+    with pytest.raises(StorageError, match="cannot write the anchor"):
+        anchor(heads_of(ledger), repository, [])
+    assert other.read_bytes() == b"what is here\nstays"
 
 
 def test_a_token_for_one_data_set_learns_nothing_of_the_others_by_naming_none(inside):
