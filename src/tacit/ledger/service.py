@@ -159,8 +159,7 @@ class Service:
                 status, answer = 200, self._act(action, token, key, asked)
         except LedgerError as error:
             status, answer = _status(error), _told(error)
-            # where the database is, is nobody's business
-            answer["message"] = answer["message"].replace(self.ledger._store.place(), "this service")
+            answer["message"] = self._without_places(answer["message"])
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError, acc.AccountingError) as error:
             text = str(error) if isinstance(error, acc.AccountingError) else type(error).__name__
             status, answer = 422, {"error": "TermsError", "message": f"the request cannot be understood ({text})"}
@@ -174,6 +173,17 @@ class Service:
                     self._working[working] -= 1
         self._note(start, token, action, dataset, status, peer)
         return status, answer
+
+    def _without_places(self, message: str) -> str:
+        """Where the database and the tokens are, is nobody's business."""
+        place = self.ledger._store.place()
+        for text, told in (
+            (f"the ledger {place}", "this service's ledger"),
+            (place, "this service"),
+            (str(self.tokens.path), "the file of tokens"),
+        ):
+            message = message.replace(text, told)
+        return message
 
     def cut_off(self, action: str, secret: str, peer: str) -> None:
         """Note a request whose sender went away before it was whole."""

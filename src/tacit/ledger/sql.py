@@ -21,7 +21,7 @@ import secrets
 import sqlite3
 import stat
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from tacit.accounting.errors import PrivacyWarning
@@ -42,9 +42,9 @@ from tacit.ledger.store import Already, Decide, Ends, unknown
 
 try:
     import sqlalchemy as sa
-    from sqlalchemy.engine import URL, Connection, Engine, make_url
+    from sqlalchemy.engine import Connection, Engine
 
-    from tacit.ledger.engines import engine
+    from tacit.ledger.engines import SECRETS, address_of, engine
     from tacit.ledger.tables import (
         AT,
         ENTRIES,
@@ -54,14 +54,16 @@ try:
         HEAD_OF,
         HEADS,
         INDEX,
+        INDEXED,
         INSERT,
         META,
+        NAMES,
         NEWEST,
         POSTGRES_TRIGGERS,
         SEALS,
+        SEALS_AT,
         SQLITE_TRIGGERS,
         TABLES,
-        WRITTEN,
         trigger_problems,
     )
 except ImportError as missing:  # pragma: no cover - a machine without the package
@@ -79,11 +81,6 @@ _AGAIN = {"40001", "40P01"}
 
 #: How many rows are read at once where all of them are.
 _PAGE = 2000
-
-#: Parameters of an address that are secrets of libpq; all others are shown.
-_SECRET = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
-# Secrets by address, for ledgers that are unpickled in this process or a fork of it. Never written anywhere.
-_secrets: dict[str, dict[str, str]] = {}
 
 
 class Signer(Protocol):
@@ -104,7 +101,7 @@ class SqlStore:
 
     def __init__(self, where: str | os.PathLike[str]) -> None:
         #: The address without its secrets, which go to the driver alone.
-        self._url, self._secrets = _address(where)
+        self._url, self._secrets = address_of(where)
         self._path: pathlib.Path | None = None
         if self._url.get_backend_name() == "sqlite":
             self._path = pathlib.Path(str(self._url.database))
@@ -121,7 +118,7 @@ class SqlStore:
     def address(self) -> str:
         """What a pickle carries: the path, or the address without its secrets."""
         if self._secrets:
-            _secrets[self.place()] = self._secrets
+            SECRETS[self.place()] = self._secrets
         return self.place()
 
     # -- the store ---------------------------------------------------------------------------------------------------
@@ -225,13 +222,17 @@ class SqlStore:
 
     def lost(self, dataset: str, rows: Sequence[Row]) -> list[tuple[int, str]]:
         """Which of these rows cannot be looked up: somebody cut the index, and hides what they say."""
+        with self._reading(dataset) as connection:
+            return self._lost(connection, dataset, rows)
+
+    def _lost(self, connection: Connection, dataset: str, rows: Sequence[Row]) -> list[tuple[int, str]]:
+        """The same for rows that follow each other: what one cannot look them up by."""
         wanted = [(row.seq, key) for row in rows for key in _keys(row)]
         there: set[tuple[int, str]] = set()
-        with self._reading(dataset) as connection:
-            for start in range(0, len(wanted), 1000):
-                pair = sa.tuple_(INDEX.c.seq, INDEX.c.key).in_(wanted[start : start + 1000])
-                found = sa.select(INDEX.c.seq, INDEX.c.key).where(INDEX.c.dataset == dataset, pair)
-                there.update((seq, key) for seq, key in connection.execute(found))
+        keys = list(dict.fromkeys(key for _, key in wanted))
+        for start in range(0, len(keys), 1000):
+            of = {"of": dataset, "keys": keys[start : start + 1000], "start": rows[0].seq, "end": rows[-1].seq}
+            there.update((seq, key) for seq, key in connection.execute(INDEXED, of))
         return [pair for pair in wanted if pair not in there]
 
     def guards(self, names: Sequence[str]) -> list[str]:
@@ -275,8 +276,8 @@ class SqlStore:
         for attempt in range(_RETRIES):
             try:
                 with self._transaction(write=True) as connection:
-                    row = self._append(connection, dataset, decide)
-                    self._check_written(connection, [row])
+                    row, written = self._append(connection, dataset, decide)
+                    self._check_written(connection, written)
                     return row
             except _Again:
                 if attempt == _RETRIES - 1:
@@ -288,25 +289,28 @@ class SqlStore:
     def append_all(self, asked: list[tuple[str, Decide]]) -> list[Row | Exception]:
         """Several entries in one transaction, on disk together: for each its row, or why it was refused."""
         done: list[Row | Exception] = []
+        all_written: list[Row] = []
         with self._transaction(write=True) as connection:
             for dataset, decide in asked:
                 try:
-                    done.append(self._append(connection, dataset, decide))
+                    row, written = self._append(connection, dataset, decide)
+                    done.append(row)
+                    all_written += written
                 except LedgerError as refused:  # nothing of it was written
                     done.append(refused)
-            # an error here takes all of them back
-            self._check_written(connection, [row for row in done if isinstance(row, Row)])
+            self._check_written(connection, all_written)  # an error here takes all of them back
         return done
 
-    def _append(self, connection: Connection, dataset: str, decide: Decide) -> Row:
+    def _append(self, connection: Connection, dataset: str, decide: Decide) -> tuple[Row, list[Row]]:
+        """The row that answers, and what was written: nothing where it was there before."""
         ends = self._ends(connection, dataset, lock=True)
         try:
             row = chained(dataset, ends.last, decide(ends))
         except Already as before:
-            return before.row
+            return before.row, []
         self._insert(connection, row)
         connection.execute(FORWARD, {"of": dataset, **self._signed(row)})
-        return row
+        return row, [row]
 
     # -- pieces ------------------------------------------------------------------------------------------------------
 
@@ -368,16 +372,22 @@ class SqlStore:
 
     def _check_seals(self, connection: Connection, rows: list[Row]) -> None:
         """Refuse entries that somebody wrote who does not hold the key; nothing to check without one."""
-        if self.signer is None or not rows:
-            return
-        places = [(row.dataset, row.seq) for row in rows]
-        seals = {row.seq: row.seal for row in connection.execute(WRITTEN[SEALS], {"places": places})}
+        sealed = self._sealed(connection, rows)
         for row in rows:
-            if not secrets.compare_digest(self.signer.seal(row.dataset, row.head), seals.get(row.seq, "")):
+            if row not in sealed:
                 raise LedgerTampered(
                     f"entry {row.seq} of {row.dataset!r} in {self.place()} was not written with this ledger's key: "
                     "nothing is granted on it. tacit ledger verify shows where the record was changed"
                 )
+
+    def _sealed(self, connection: Connection, rows: list[Row]) -> list[Row]:
+        """Those of the rows of one data set that are sealed; all of them without a key."""
+        if self.signer is None or not rows:
+            return rows
+        of = {"of": rows[0].dataset, "places": [row.seq for row in rows]}
+        seals = {seq: seal for seq, seal in connection.execute(SEALS_AT, of)}
+        seal = self.signer.seal
+        return [row for row in rows if secrets.compare_digest(seal(row.dataset, row.head), seals.get(row.seq, ""))]
 
     def _seal(self, connection: Connection, row: Row) -> None:
         if self.signer is not None:
@@ -395,24 +405,21 @@ class SqlStore:
         """Refuse to answer before the rows are there: the database may leave out what it was told to write.
 
         Called at the end of the transaction, whose locks keep anybody from making a trigger until it is committed.
+
+        Args:
+            connection: That of the transaction.
+            rows: What was written in it; those of one data set follow each other.
         """
         if not rows:
             return
-        wanted = {(row.dataset, row.seq): row for row in rows}
-        keys = {(row.dataset, key, row.seq) for row in rows for key in keys_of(row.read())}
-
-        def there(table: sa.Table, places: Iterable[tuple[Any, ...]]) -> list[Any]:
-            return list(connection.execute(WRITTEN[table], {"places": list(places)}))
-
-        kept = {Row(*row) for row in there(ENTRIES, wanted)} == set(wanted.values())
-        kept &= {tuple(row) for row in there(INDEX, keys)} == keys
-        heads = {head.dataset: head for head in there(HEADS, {(row.dataset,) for row in rows})}
-        for row in rows:
-            head = heads.get(row.dataset)
-            kept &= head is not None and (head.seq > row.seq or (head.seq, head.hash) == (row.seq, row.hash))
-        if self.signer is not None:
-            seals = {(row.dataset, row.seq): row.seal for row in there(SEALS, wanted)}
-            kept &= all(seals.get(place) == self.signer.seal(row.dataset, row.head) for place, row in wanted.items())
+        kept = True
+        for dataset in {row.dataset for row in rows}:
+            written = [row for row in rows if row.dataset == dataset]
+            head = connection.execute(HEAD_OF, {"of": dataset}).first()
+            kept &= self._at(connection, dataset, [row.seq for row in written]) == written
+            kept &= head is not None and ChainHead(head.seq, head.hash) == written[-1].head
+            kept &= not self._lost(connection, dataset, written)
+            kept &= self._sealed(connection, written) == written
         problems = trigger_problems(connection)
         if not kept:
             problems.insert(0, "what was written is not there")
@@ -425,8 +432,7 @@ class SqlStore:
 
     def _names(self, connection: Connection) -> list[str]:
         # Both tables: a data set whose head, or whose entries, somebody deleted must still be verified.
-        either = sa.union(sa.select(HEADS.c.dataset), sa.select(ENTRIES.c.dataset))
-        return sorted(connection.execute(either).scalars())
+        return sorted({*connection.execute(sa.select(HEADS.c.dataset)).scalars(), *connection.execute(NAMES).scalars()})
 
     def _absent(self) -> bool:
         # An empty file is one whose maker was stopped before the first table.
@@ -669,32 +675,3 @@ def public_address(where: str | os.PathLike[str]) -> str:
 
         return split_address(os.fspath(where))[0]
     return SqlStore(where).place()
-
-
-def _address(where: str | os.PathLike[str]) -> tuple[URL, dict[str, str]]:
-    """The address without its secrets, and the secrets."""
-    text = os.fspath(where)
-    if "://" not in text:
-        return URL.create("sqlite", database=os.path.abspath(os.path.expanduser(text))), {}
-    try:
-        url = make_url(text)
-    except (sa.exc.ArgumentError, ValueError):
-        raise StorageError(
-            "this is not an address of a database; it looks like postgresql://user@host/database"
-        ) from None
-    backend = url.get_backend_name()
-    if backend == "sqlite":
-        if not url.database or url.database == ":memory:":
-            raise StorageError("a ledger in memory is tacit.Ledger(); for a file give its path")
-        return URL.create("sqlite", database=os.path.abspath(url.database)), {}
-    if backend not in ("postgresql", "postgres"):
-        raise StorageError(f"{backend} is not a database that tacit knows; use a SQLite file or postgresql://…")
-    if "@" in (url.host or ""):  # the end of a password with an @ in it
-        raise StorageError("the address holds more than one @: write an @ inside the password as %40")
-    found = {k: v if isinstance(v, str) else v[-1] for k, v in url.query.items() if k.lower() in _SECRET}
-    if url.password is not None:
-        found["password"] = str(url.password)
-    query = {k: v for k, v in url.query.items() if k not in found}
-    # Built anew: URL.set(password=None) means "leave it as it is".
-    bare = URL.create("postgresql", url.username, None, url.host, url.port, url.database, query)
-    return bare, found or _secrets.get(bare.render_as_string(hide_password=False), {})
