@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import secrets
 import sqlite3
 import statistics
 import subprocess
@@ -20,13 +21,13 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import tacit
 from tacit import accounting as acc
-from tacit.ledger.entries import chained, keys_of
+from tacit.ledger.entries import ChainHead, chained
 from tacit.ledger.rules import price_of
 from tacit.ledger.signing import SigningKey
 from tacit.ledger.state import State, charged
@@ -82,37 +83,45 @@ def load(clients: int, seconds: float, where: str | None) -> dict[str, Any]:
 
 
 def fill(path: Path, key: Path, entries: int) -> None:
-    """A chain of reservations, as the ledger itself would have written them, in a few transactions."""
+    """A chain of reservations, byte for byte as the ledger itself would have written them, in one transaction."""
     ledger, signer = tacit.Ledger(path, key=key), SigningKey.load(key)
     terms = ledger.register("people", epsilon=1e9, delta=1e-5, unit="person")
     mechanism = acc.Gaussian(50.0, unit="person")
     price = price_of(terms.rule, mechanism, terms.charge_delta, terms.adjacency)
     last, state = ledger._store.first("people"), State()
-    rows, index, seals = [], [], []
-    with sqlite3.connect(path) as connection:
+    root, time_written = last.hash, "2999-01-01T00:00:00+00:00"
+    always = {"kind": "reserve", "mechanism": mechanism.to_dict(), "purpose": "a mean", "price": price.to_dict()}
+    always |= {"data": None, "time": time_written}
+    index: list[tuple[str, str, int]] = []
+
+    def rows() -> Iterator[tuple[str, int, str, str]]:
+        nonlocal last, state
         for number in range(1, entries):
-            found = charged(terms, state, price, last.read()["time"], "", None)
+            found = charged(terms, state, price, time_written, "", None)
             assert not isinstance(found, str)
             state = found
-            entry = {
-                "kind": "reserve", "charge": uuid.uuid4().hex, "mechanism": mechanism.to_dict(), "purpose": "a mean",
-                "price": price.to_dict(), "data": None, "time": "2999-01-01T00:00:00+00:00", **state.to_dict(),
-            }  # fmt: skip
-            last = chained("people", last, entry)
-            rows.append((last.dataset, last.seq, last.body, last.hash))
-            index += [("people", key, last.seq) for key in keys_of(entry)]
-            seals.append(("people", last.seq, signer.seal("people", last.head)))
-            if len(rows) == 10_000 or number == entries - 1:
-                connection.executemany("INSERT INTO tacit_entries VALUES (?, ?, ?, ?)", rows)
-                connection.executemany("INSERT INTO tacit_index VALUES (?, ?, ?)", index)
-                connection.executemany("INSERT INTO tacit_seals VALUES (?, ?, ?)", seals)
-                rows, index, seals = [], [], []
-        forward = "SELECT sql FROM sqlite_master WHERE name = 'tacit_heads_forward'"
-        (trigger,) = connection.execute(forward).fetchone()
-        connection.execute("DROP TRIGGER tacit_heads_forward")
+            charge = secrets.token_hex(16)
+            last = chained("people", last, {**always, "root": root, "charge": charge, **state.to_dict()})
+            index.extend((("people", f"charge:{charge}", number), ("people", "reserve", number)))
+            yield last.dataset, last.seq, last.body, last.hash
+
+    with sqlite3.connect(path) as connection:
+        for words in ("synchronous=OFF", "journal_mode=OFF", "cache_size=-200000"):
+            connection.execute(f"PRAGMA {words}")
+        [(by_key,)] = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'tacit_index_by_key'")
+        triggers = list(connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'"))
+        for name, _ in triggers:
+            connection.execute(f"DROP TRIGGER {name}")
+        connection.execute("DROP INDEX tacit_index_by_key")
+        connection.executemany("INSERT INTO tacit_entries VALUES (?, ?, ?, ?)", rows())
+        connection.executemany("INSERT INTO tacit_index VALUES (?, ?, ?)", sorted(index))
+        heads = connection.execute("SELECT seq, hash FROM tacit_entries WHERE seq > 0")
+        seals = (("people", seq, signer.seal("people", ChainHead(seq, hash_))) for seq, hash_ in heads.fetchall())
+        connection.executemany("INSERT INTO tacit_seals VALUES (?, ?, ?)", seals)
         signed = (last.seq, last.hash, signer.sign("people", last.head))
         connection.execute("UPDATE tacit_heads SET seq = ?, hash = ?, signature = ?", signed)
-        connection.execute(trigger)
+        for sql in (by_key, *(statement for _, statement in triggers)):
+            connection.execute(sql)
 
 
 def copy(path: Path, where: str) -> None:

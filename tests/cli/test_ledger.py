@@ -91,6 +91,15 @@ def test_show_and_budget_and_history(tacit, file):
     assert [r["epsilon"] for r in json.loads(tacit("history", file, "people", "--json").output)] == [0.1, 0.5]
 
 
+def test_show_lists_the_budget_as_it_is_now(tacit, file):
+    """The wrong version listed the one that was registered, after it was raised or frozen."""
+    ledger = Ledger(file)
+    ledger.raise_budget("people", epsilon=4.0, delta=2e-5, because="the board agreed")
+    ledger.freeze("people", because="a complaint")
+    cells = tacit("show", file).output.strip().split("\t")
+    assert (cells[1:3], cells[-1]) == (["4", "2e-05"], "frozen")
+
+
 def test_verify_says_which_row_was_changed_and_leaves_with_1(tacit, file):
     head = Ledger(file).head("people")
     told = tacit("verify", file, "people", "--head", head, "--reprice")

@@ -32,7 +32,7 @@ from tacit.ledger import (
 )
 from tacit.ledger.entries import chained
 from tacit.ledger.export import _cell
-from tacit.ledger.service import ACTIONS, Service, hang_up
+from tacit.ledger.service import ACTIONS, AT_ONCE, Service, app, hang_up
 from tacit.ledger.signing import SigningKey, anchor, check_anchor, heads_of, read_anchor
 from tacit.ledger.tokens import Tokens
 from tacit.pate import GNMax, Teachers
@@ -143,18 +143,77 @@ def test_a_token_whose_requests_take_minutes_leaves_room_for_the_others(inside, 
     assert inside("datasets", {})[0] == 200
 
 
+def test_three_tokens_whose_requests_take_minutes_leave_room_for_the_others(inside, monkeypatch):
+    """Two of them, each with as many requests as it may have, held all threads of the service."""
+    go = threading.Event()
+    monkeypatch.setattr(Ledger, "head", lambda ledger, name: "ab" * 32 if go.wait(60) else "")
+    hogs = [inside.tokens.add(f"hog {i}", "analyst") for i in range(3)]
+    other = inside.tokens.add("other", "auditor")
+    served = app(Service(inside.ledger, inside.tokens, rate=1e9))
+
+    async def post(action, secret):
+        body = [{"type": "http.request", "body": b'{"dataset": "people"}'}]
+        answers: list[dict] = []
+
+        async def receive():
+            return body.pop()
+
+        async def send(message):
+            answers.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": f"/v1/{action}", "query_string": b"", "client": ("here", 1)}
+        await served({**scope, "headers": [(b"authorization", f"Bearer {secret}".encode())]}, receive, send)
+        return answers[0]["status"]
+
+    async def ask():
+        slow = [asyncio.create_task(post("head", secret)) for secret in hogs for _ in range(AT_ONCE)]
+        try:
+            await asyncio.sleep(0)  # those who take long are asked first
+            return await asyncio.wait_for(post("dataset", other), 20)
+        finally:
+            go.set()
+            assert await asyncio.gather(*slow) == [200] * len(slow)
+
+    assert asyncio.run(ask()) == 200
+
+
 def test_nothing_in_the_repository_of_an_anchor_is_run(tmp_path):
-    """Others write to it: a hook of theirs ran as the service, which holds the key."""
+    """Others write to it: a hook, and then a filter, of theirs ran as the service, which holds the key."""
     ledger, repository = Ledger(), tmp_path / "heads"
     ledger.register("people", epsilon=1.0, delta=0.0)
-    subprocess.run(["git", "init", "-q", str(repository)], check=True)
+
+    def git(*words):
+        return subprocess.run(["git", "-C", str(repository), *words], check=True, capture_output=True, text=True).stdout
+
+    repository.mkdir()
+    git("init", "-q")
     hook = repository / ".git/hooks/pre-commit"
     hook.parent.mkdir(exist_ok=True)
     hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     hook.chmod(0o755)
-    assert anchor(heads_of(ledger), repository) == 1
-    assert not (tmp_path / "ran").exists()
-    assert len(read_anchor(repository)) == 1
+    hook.with_name("reference-transaction").symlink_to(hook)
+    git("config", "filter.x.clean", f"touch {tmp_path}/ran; cat")
+    (repository / ".gitattributes").write_text("* filter=x\n")
+    for times in (1, 2):
+        assert anchor(heads_of(ledger), repository) == 1
+        assert not (tmp_path / "ran").exists()
+        assert len(read_anchor(repository)) == times
+        ledger.charge("people", acc.PureDP(0.1))
+    assert git("rev-list", "--count", "HEAD").strip() == "2"
+    assert git("cat-file", "blob", "HEAD:heads.jsonl") == (repository / "heads.jsonl").read_text()
+
+
+def test_a_link_in_the_repository_of_an_anchor_is_not_followed(tmp_path):
+    """The wrong version wrote the heads into whatever it led to, and cut off what stood there after the last line."""
+    ledger, repository, other = Ledger(), tmp_path / "heads", tmp_path / "people.db"
+    ledger.register("people", epsilon=1.0, delta=0.0)
+    other.write_bytes(b"what is here\nstays")
+    repository.mkdir()
+    subprocess.run(["git", "init", "-q", str(repository)], check=True)
+    (repository / "heads.jsonl").symlink_to(other)
+    with pytest.raises(StorageError, match="cannot write the anchor"):
+        anchor(heads_of(ledger), repository, [])
+    assert other.read_bytes() == b"what is here\nstays"
 
 
 def test_a_token_for_one_data_set_learns_nothing_of_the_others_by_naming_none(inside):

@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
+from benchmarks.ledger import fill
 
 from tacit import accounting as acc
 from tacit.ledger import (
@@ -29,6 +31,7 @@ from tacit.ledger import (
     engines,
     sql,
 )
+from tacit.ledger.signing import SigningKey
 
 CHARGE = acc.PureDP(0.001)
 
@@ -332,3 +335,61 @@ def test_charges_survive_the_crash_of_the_server(postgres):
         ledger.verify().require()
     finally:
         server.stop()
+
+
+# -- scale -------------------------------------------------------------------------------------------------------------
+
+
+def steps_of(path, key):
+    """How many steps SQLite takes for each operation of a ledger that remembers nothing."""
+    mechanism, steps = acc.Gaussian(50.0, unit="person"), [0]
+    before = Ledger(path, key=key)
+    made = before.charge("people", mechanism, number="one").number
+    rows = before._store.after("people", -1)[:50]
+    together = [("people", lambda ends: before._follow(ends, "resume", made))] * 3
+    operations = {
+        "charge": lambda ledger: ledger.charge("people", mechanism),
+        "the same charge again": lambda ledger: ledger.charge("people", mechanism, number=made),
+        "entries together": lambda ledger: ledger._store.append_all(together),
+        "resume": lambda ledger: ledger.resume("people", made),
+        "quote": lambda ledger: ledger.quote("people", mechanism),
+        "budget": lambda ledger: ledger.budget("people", exact=False),
+        "head": lambda ledger: ledger.head("people"),
+        "record": lambda ledger: ledger.record("people", made),
+        "history": lambda ledger: ledger.history("people", limit=5),
+        "data sets": lambda ledger: ledger.datasets(),
+        "a page of the check": lambda ledger: ledger._store.lost("people", rows),
+    }
+
+    def count():
+        steps[0] += 1
+        return 0
+
+    def watch(connection, _):
+        connection.set_progress_handler(count, 1)
+
+    found = {}
+    sa.event.listen(sa.pool.Pool, "connect", watch)
+    try:
+        for name, operation in operations.items():
+            ledger, steps[0] = Ledger(path, key=key), 0
+            operation(ledger)
+            found[name] = steps[0]
+    finally:
+        sa.event.remove(sa.pool.Pool, "connect", watch)
+    return found
+
+
+def test_no_operation_takes_longer_in_a_longer_history(tmp_path):
+    """The wrong version read a charge back by scanning all entries: at a million of them a charge took two seconds."""
+    pytest.importorskip("cryptography")
+    found = []
+    for entries in (60, 2000):
+        path, key = tmp_path / f"{entries}.db", tmp_path / f"{entries}.key"
+        SigningKey.make(key)
+        fill(path, key, entries)
+        found.append(steps_of(path, key))
+        Ledger(path, key=key).verify().require()
+    short, long = found
+    assert min(short.values()) > 10  # they were counted
+    assert {name: steps for name, steps in long.items() if steps > 1.3 * short[name]} == {}

@@ -153,7 +153,7 @@ def init(
 
 
 def show(where: Where, as_json: AsJson = False) -> None:
-    """List the data sets with their budgets, their terms and how much is used."""
+    """List the data sets with their budgets as they are now, their terms and how much is used."""
     from tacit.ledger import LedgerError
 
     ledger = open_ledger(where)
@@ -164,16 +164,17 @@ def show(where: Where, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps([b.to_dict() for b in budgets], indent=2))
         return
-    header = ("name", "epsilon", "delta", "neighbours", "rule", "charges", "used")
+    header = ("name", "epsilon", "delta", "neighbours", "rule", "charges", "used", "state")
     rows = [
         (
             b.dataset.name,
-            f"{b.dataset.epsilon:g}",
-            f"{b.dataset.delta:g}",
+            f"{b.epsilon:g}",
+            f"{b.delta:g}",
             b.dataset.words,
             b.dataset.rule.name,
             str(b.charges),
             f"{b.used:.1%}",
+            "frozen" if b.frozen else "open",
         )
         for b in budgets
     ]

@@ -9,7 +9,6 @@ Nothing is ever refunded.
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import re
 import uuid
@@ -35,10 +34,10 @@ from tacit.ledger.errors import (
     TermsError,
 )
 from tacit.ledger.fingerprint import FORMER, PREFIX, fingerprint, former_fingerprint
-from tacit.ledger.rules import FAILURE_SHARE, Price, make_rule, price_of
+from tacit.ledger.rules import FAILURE_SHARE, Price, make_rule
 from tacit.ledger.state import State, charged, rule_at, scheduled
 from tacit.ledger.store import WHY_NOT_COPIED, Already, Ends, MemoryStore
-from tacit.ledger.terms import check_growth, check_mechanism, check_number, check_terms, check_text, is_number
+from tacit.ledger.terms import check_growth, check_number, check_terms, check_text, priced
 from tacit.ledger.views import ChargeRecord, DatasetTerms
 
 #: How many charges δ is divided into unless the registration says otherwise.
@@ -382,9 +381,7 @@ class Ledger(Changes, Book):
             >>> ledger.fits("people", acc.Laplace(1.0)), ledger.fits("people", acc.Laplace(0.5))
             (True, False)
         """
-        terms, price = self._priced(dataset, mechanism, delta)
-        state, team = self._now(dataset)[1], self._by.get("team", "")
-        return not isinstance(charged(terms, state, price, now(), team, None), str)
+        return not isinstance(self._foreseen(dataset, mechanism, delta)[-1], str)
 
     def _charge(
         self,
@@ -402,7 +399,8 @@ class Ledger(Changes, Book):
         if self._plan is not None and schedule is None:
             return self.draw(dataset, self._plan, purpose=purpose, data=data, number=number, mechanism=mechanism)
         first = self._first(dataset)
-        terms, price = self._priced(dataset, mechanism, delta)
+        terms = terms_of(first)
+        price = priced(terms, mechanism, delta)
         new = check_number(number) or uuid.uuid4().hex
         text = check_text("a purpose", purpose)
         refused: list[tuple[State, str, str]] = []
@@ -490,13 +488,19 @@ class Ledger(Changes, Book):
             BudgetExceeded: If the charge would be refused, with what would still fit.
             TermsError: If the mechanism does not match the data set's terms.
         """
-        terms, price = self._priced(dataset, mechanism, delta)
-        ends, state = self._now(dataset)
-        time = time_after(ends.last)["time"]
-        after = charged(terms, state, price, time, self._by.get("team", ""), None)
+        terms, price, state, time, after = self._foreseen(dataset, mechanism, delta)
         if isinstance(after, str):
             raise self._refusal(terms, mechanism, price, state, time, after)
         return price
+
+    def _foreseen(
+        self, dataset: str, mechanism: acc.Mechanism, delta: float | None
+    ) -> tuple[DatasetTerms, Price, State, str, State | str]:
+        """Terms, price, state and time of a charge that would be made now, and what would come of it."""
+        ends, state = self._now(dataset)
+        terms, time = terms_of(ends.first), time_after(ends.last)["time"]
+        price = priced(terms, mechanism, delta)
+        return terms, price, state, time, charged(terms, state, price, time, self._by.get("team", ""), None)
 
     def resume(self, dataset: str, number: str) -> Charge:
         """Take up a charge that was reserved and not confirmed, after a crash. The resumption is recorded.
@@ -600,22 +604,6 @@ class Ledger(Changes, Book):
             return self._follow(ends, "confirm", number) | counts.to_dict()
 
         return self._append(dataset, decide).hash
-
-    def _priced(self, dataset: str, mechanism: acc.Mechanism, delta: float | None) -> tuple[DatasetTerms, Price]:
-        terms = self.dataset(dataset)
-        check_mechanism(terms, mechanism)
-        if delta is not None and not (is_number(delta) and 0 <= delta < 1):
-            raise TermsError(f"a charge's δ lies in [0, 1), not {delta!r}")
-        share = terms.charge_delta if delta is None else float(delta)
-        price = price_of(terms.rule, mechanism, share, terms.adjacency)
-        if share == 0 and math.isinf(price.epsilon) and terms.rule.name != "renyi":
-            raise TermsError(f"{mechanism!r} has no pure guarantee: state the charge's part of δ, as in delta=1e-7")
-        if terms.rule.name == "renyi" and all(math.isinf(x) for x in price.renyi):
-            raise TermsError(
-                f"{mechanism!r} has no finite Rényi divergence at the orders of {dataset!r}: its rule never grants it; "
-                "use a mechanism without a failure probability (rule='sum' would grant it; terms are never changed)"
-            )
-        return terms, price
 
     def _refusal(
         self, terms: DatasetTerms, mechanism: acc.Mechanism, price: Price, state: State, time: str, why: str

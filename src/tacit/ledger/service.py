@@ -52,8 +52,9 @@ SLOWEST = 20.0
 #: How many charges one answer of ``history`` holds at most.
 PAGE = 1000
 
-#: How many requests of one token are worked on at once: whoever asks for prices that take minutes stops nobody else.
-AT_ONCE = 20
+#: How many requests of one token are worked on at once, and of all: whoever asks for prices that take minutes stops
+#: nobody else, also where fifty tokens do.
+AT_ONCE, THREADS = 20, 1000
 
 READ = ("owner", "analyst", "auditor")
 CHARGE = ("analyst", "owner")
@@ -158,8 +159,7 @@ class Service:
                 status, answer = 200, self._act(action, token, key, asked)
         except LedgerError as error:
             status, answer = _status(error), _told(error)
-            # where the database is, is nobody's business
-            answer["message"] = answer["message"].replace(self.ledger._store.place(), "this service")
+            answer["message"] = self._without_places(answer["message"])
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError, acc.AccountingError) as error:
             text = str(error) if isinstance(error, acc.AccountingError) else type(error).__name__
             status, answer = 422, {"error": "TermsError", "message": f"the request cannot be understood ({text})"}
@@ -173,6 +173,17 @@ class Service:
                     self._working[working] -= 1
         self._note(start, token, action, dataset, status, peer)
         return status, answer
+
+    def _without_places(self, message: str) -> str:
+        """Where the database and the tokens are, is nobody's business."""
+        place = self.ledger._store.place()
+        for text, told in (
+            (f"the ledger {place}", "this service's ledger"),
+            (place, "this service"),
+            (str(self.tokens.path), "the file of tokens"),
+        ):
+            message = message.replace(text, told)
+        return message
 
     def cut_off(self, action: str, secret: str, peer: str) -> None:
         """Note a request whose sender went away before it was whole."""
@@ -465,7 +476,6 @@ def app(service: Service, anchor: Path | None = None, every: float = 60.0, conne
     """The service as an application of Starlette; heads go to the anchor from time to time and at the end."""
     try:
         from starlette.applications import Starlette
-        from starlette.concurrency import run_in_threadpool
         from starlette.requests import ClientDisconnect, Request
         from starlette.responses import Response
         from starlette.routing import Route
@@ -475,13 +485,18 @@ def app(service: Service, anchor: Path | None = None, every: float = 60.0, conne
             "See: tacit explain missing-extra"
         ) from None
 
+    pool = concurrent.futures.ThreadPoolExecutor(THREADS, "ledger request")
+
+    async def aside(function: Callable[..., Any], *given: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(pool, function, *given)
+
     async def act(request: Request) -> Response:
         body, action = b"", request.path_params["action"]
         scheme, _, secret = request.headers.get("authorization", "").partition(" ")
         secret = secret if scheme.lower() == "bearer" else ""
         peer = request.client.host if request.client else ""
-        if await run_in_threadpool(service.known, secret) is None:  # the body of a stranger is not read
-            status, answer = await run_in_threadpool(service.answer, action, secret, None, b"", peer)
+        if await aside(service.known, secret) is None:  # the body of a stranger is not read
+            status, answer = await aside(service.answer, action, secret, None, b"", peer)
             return said(answer, status)
         try:
             async with asyncio.timeout(SLOWEST):
@@ -492,10 +507,10 @@ def app(service: Service, anchor: Path | None = None, every: float = 60.0, conne
         except TimeoutError:
             return said({"error": "TermsError", "message": f"the request took more than {SLOWEST:g} s to arrive"}, 408)
         except ClientDisconnect:
-            await run_in_threadpool(service.cut_off, action, secret, peer)
+            await aside(service.cut_off, action, secret, peer)
             return said({"error": "TermsError", "message": "the request was cut off"}, 400)
         key = request.headers.get("idempotency-key")
-        status, answer = await run_in_threadpool(service.answer, action, secret, key, body, peer)
+        status, answer = await aside(service.answer, action, secret, key, body, peer)
         return said(answer, status)
 
     async def alive(request: Request) -> Response:

@@ -205,8 +205,10 @@ def anchor(
     new = [line for line in heads if (line["dataset"], line["hash"]) not in there]
     if not new:
         return 0
+    # a link that others put into a repository is not followed: it may lead to a file that only the key's holder writes
+    alone = getattr(os, "O_NOFOLLOW", 0) if folder.is_dir() else 0
     try:
-        with open(file, "a+b") as out:
+        with open(os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | alone, 0o644), "a+b") as out:
             text = "".join(canonical(line) + "\n" for line in new).encode()
             torn = _torn(out)
             out.truncate(out.seek(0, os.SEEK_END) - torn)
@@ -216,16 +218,30 @@ def anchor(
     except OSError as error:
         raise StorageError(f"cannot write the anchor {file}: {error.strerror}") from None
     if folder.is_dir():
-        words = ["git", "-C", str(folder), "-c", "user.name=tacit ledger", "-c", "user.email=ledger@localhost"]
-        # others write to this repository: nothing that they put there is run by whoever holds the key
-        words += ["-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false", "-c", "commit.gpgSign=false"]
-        for more in (["add", HEADS], ["commit", "--quiet", "-m", f"{len(new)} heads"]):
-            told = subprocess.run([*words, *more], capture_output=True, text=True, check=False)
-            if told.returncode:
-                raise StorageError(
-                    f"git cannot keep the heads in {folder}: {told.stderr.strip() or told.stdout.strip()}"
-                )
+        _commit(folder, f"{len(new)} heads")
     return len(new)
+
+
+def _commit(folder: Path, message: str) -> None:
+    """Commit the file of heads to its repository.
+
+    Others write to it, and nothing that they put there is run by whoever holds the key: no hook, no monitor, no program
+    that signs, no filter (``git add`` and ``git commit`` would run those) and nothing that fetches.
+    """
+    never = ("core.fsmonitor=false", "commit.gpgSign=false", "protocol.allow=never", f"core.hooksPath={os.devnull}")
+    named = ("user.name=tacit ledger", "user.email=ledger@localhost")
+    words = ["git", "-C", str(folder), *(part for one in (*named, *never) for part in ("-c", one))]
+
+    def git(*more: str, absent: bool = False) -> str:
+        told = subprocess.run([*words, *more], capture_output=True, text=True, check=False)
+        if told.returncode and not absent:
+            raise StorageError(f"git cannot keep the heads in {folder}: {told.stderr.strip() or told.stdout.strip()}")
+        return told.stdout.strip()
+
+    git("update-index", "--add", "--cacheinfo", f"100644,{git('hash-object', '-w', '--no-filters', HEADS)},{HEADS}")
+    before = git("rev-parse", "--verify", "--quiet", "HEAD", absent=True)  # none in a new repository
+    parents = ["-p", before] if before else []
+    git("update-ref", "HEAD", git("commit-tree", git("write-tree"), *parents, "-m", message), before)
 
 
 def read_anchor(place: str | os.PathLike[str], public: str | None = None) -> list[dict[str, Any]]:

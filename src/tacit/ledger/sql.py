@@ -14,13 +14,14 @@ both are checked before anything is granted on them: an old entry that was repla
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import secrets
 import sqlite3
 import stat
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from tacit.accounting.errors import PrivacyWarning
@@ -41,16 +42,26 @@ from tacit.ledger.store import Already, Decide, Ends, unknown
 
 try:
     import sqlalchemy as sa
-    from sqlalchemy.engine import URL, Connection, Engine, make_url
+    from sqlalchemy.engine import Connection, Engine
 
-    from tacit.ledger.engines import engine
+    from tacit.ledger.engines import SECRETS, address_of, engine
     from tacit.ledger.tables import (
+        AT,
         ENTRIES,
+        FORWARD,
+        FOUND,
+        HEAD_HELD,
+        HEAD_OF,
         HEADS,
         INDEX,
+        INDEXED,
+        INSERT,
         META,
+        NAMES,
+        NEWEST,
         POSTGRES_TRIGGERS,
         SEALS,
+        SEALS_AT,
         SQLITE_TRIGGERS,
         TABLES,
         trigger_problems,
@@ -71,11 +82,6 @@ _AGAIN = {"40001", "40P01"}
 #: How many rows are read at once where all of them are.
 _PAGE = 2000
 
-#: Parameters of an address that are secrets of libpq; all others are shown.
-_SECRET = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
-# Secrets by address, for ledgers that are unpickled in this process or a fork of it. Never written anywhere.
-_secrets: dict[str, dict[str, str]] = {}
-
 
 class Signer(Protocol):
     """Who signs heads (:class:`tacit.ledger.signing.SigningKey`)."""
@@ -95,7 +101,7 @@ class SqlStore:
 
     def __init__(self, where: str | os.PathLike[str]) -> None:
         #: The address without its secrets, which go to the driver alone.
-        self._url, self._secrets = _address(where)
+        self._url, self._secrets = address_of(where)
         self._path: pathlib.Path | None = None
         if self._url.get_backend_name() == "sqlite":
             self._path = pathlib.Path(str(self._url.database))
@@ -112,7 +118,7 @@ class SqlStore:
     def address(self) -> str:
         """What a pickle carries: the path, or the address without its secrets."""
         if self._secrets:
-            _secrets[self.place()] = self._secrets
+            SECRETS[self.place()] = self._secrets
         return self.place()
 
     # -- the store ---------------------------------------------------------------------------------------------------
@@ -138,7 +144,7 @@ class SqlStore:
             found = connection.execute(
                 sa.select(ENTRIES).where(ENTRIES.c.dataset == dataset).order_by(ENTRIES.c.seq)
             ).all()
-            head = connection.execute(sa.select(HEADS).where(HEADS.c.dataset == dataset)).first()
+            head = connection.execute(HEAD_OF, {"of": dataset}).first()
             if not found and head is None:
                 raise unknown(dataset, self._names(connection), self.place())
         return [Row(*row) for row in found], None if head is None else ChainHead(head.seq, head.hash)
@@ -158,20 +164,22 @@ class SqlStore:
 
     def head(self, dataset: str) -> ChainHead | None:
         """The record of the head."""
-        with self._reading(dataset) as connection:
-            head = connection.execute(sa.select(HEADS).where(HEADS.c.dataset == dataset)).first()
-            if head is None:
-                self._require(connection, dataset)
+        head = self._head(dataset)
         return None if head is None else ChainHead(head.seq, head.hash)
 
     def signature(self, dataset: str) -> tuple[ChainHead, str | None]:
         """The head with its signature."""
-        with self._reading(dataset) as connection:
-            head = connection.execute(sa.select(HEADS).where(HEADS.c.dataset == dataset)).first()
-            if head is None:
-                self._require(connection, dataset)
-                raise LedgerTampered(f"the record of the head of {dataset!r} is missing")
+        head = self._head(dataset)
+        if head is None:
+            raise LedgerTampered(f"the record of the head of {dataset!r} is missing")
         return ChainHead(head.seq, head.hash), head.signature
+
+    def _head(self, dataset: str) -> sa.Row[Any] | None:
+        with self._reading(dataset) as connection:
+            head = connection.execute(HEAD_OF, {"of": dataset}).first()
+            if head is None and not self._at(connection, dataset, [0]):
+                raise unknown(dataset, self._names(connection), self.place())
+        return head
 
     def seal_all(self, dataset: str) -> None:
         """Seal the entries that were written before there was a key, if they lead to the head that is signed."""
@@ -214,13 +222,17 @@ class SqlStore:
 
     def lost(self, dataset: str, rows: Sequence[Row]) -> list[tuple[int, str]]:
         """Which of these rows cannot be looked up: somebody cut the index, and hides what they say."""
+        with self._reading(dataset) as connection:
+            return self._lost(connection, dataset, rows)
+
+    def _lost(self, connection: Connection, dataset: str, rows: Sequence[Row]) -> list[tuple[int, str]]:
+        """The same for rows that follow each other: what one cannot look them up by."""
         wanted = [(row.seq, key) for row in rows for key in _keys(row)]
         there: set[tuple[int, str]] = set()
-        with self._reading(dataset) as connection:
-            for start in range(0, len(wanted), 1000):
-                pair = sa.tuple_(INDEX.c.seq, INDEX.c.key).in_(wanted[start : start + 1000])
-                found = sa.select(INDEX.c.seq, INDEX.c.key).where(INDEX.c.dataset == dataset, pair)
-                there.update((seq, key) for seq, key in connection.execute(found))
+        keys = list(dict.fromkeys(key for _, key in wanted))
+        for start in range(0, len(keys), 1000):
+            of = {"of": dataset, "keys": keys[start : start + 1000], "start": rows[0].seq, "end": rows[-1].seq}
+            there.update((seq, key) for seq, key in connection.execute(INDEXED, of))
         return [pair for pair in wanted if pair not in there]
 
     def guards(self, names: Sequence[str]) -> list[str]:
@@ -253,7 +265,7 @@ class SqlStore:
                 raise DatasetExists(f"{dataset!r} is registered already")
             self._require_key(connection)
             self._insert(connection, row)
-            connection.execute(HEADS.insert().values(dataset=dataset, **self._signed(row)))
+            connection.execute(INSERT[HEADS], {"dataset": dataset, **self._signed(row)})
             self._check_written(connection, [row])
         return row
 
@@ -264,8 +276,8 @@ class SqlStore:
         for attempt in range(_RETRIES):
             try:
                 with self._transaction(write=True) as connection:
-                    row = self._append(connection, dataset, decide)
-                    self._check_written(connection, [row])
+                    row, written = self._append(connection, dataset, decide)
+                    self._check_written(connection, written)
                     return row
             except _Again:
                 if attempt == _RETRIES - 1:
@@ -277,25 +289,28 @@ class SqlStore:
     def append_all(self, asked: list[tuple[str, Decide]]) -> list[Row | Exception]:
         """Several entries in one transaction, on disk together: for each its row, or why it was refused."""
         done: list[Row | Exception] = []
+        all_written: list[Row] = []
         with self._transaction(write=True) as connection:
             for dataset, decide in asked:
                 try:
-                    done.append(self._append(connection, dataset, decide))
+                    row, written = self._append(connection, dataset, decide)
+                    done.append(row)
+                    all_written += written
                 except LedgerError as refused:  # nothing of it was written
                     done.append(refused)
-            # an error here takes all of them back
-            self._check_written(connection, [row for row in done if isinstance(row, Row)])
+            self._check_written(connection, all_written)  # an error here takes all of them back
         return done
 
-    def _append(self, connection: Connection, dataset: str, decide: Decide) -> Row:
+    def _append(self, connection: Connection, dataset: str, decide: Decide) -> tuple[Row, list[Row]]:
+        """The row that answers, and what was written: nothing where it was there before."""
         ends = self._ends(connection, dataset, lock=True)
         try:
             row = chained(dataset, ends.last, decide(ends))
         except Already as before:
-            return before.row
+            return before.row, []
         self._insert(connection, row)
-        connection.execute(HEADS.update().where(HEADS.c.dataset == dataset).values(**self._signed(row)))
-        return row
+        connection.execute(FORWARD, {"of": dataset, **self._signed(row)})
+        return row, [row]
 
     # -- pieces ------------------------------------------------------------------------------------------------------
 
@@ -306,17 +321,10 @@ class SqlStore:
         with self._transaction() as connection:
             yield connection
 
-    def _require(self, connection: Connection, dataset: str) -> None:
-        if not self._at(connection, dataset, [0]):
-            raise unknown(dataset, self._names(connection), self.place())
-
     def _ends(self, connection: Connection, dataset: str, *, lock: bool = False) -> Ends:
-        # FOR UPDATE waits for whoever charges the same data set, then reads what they wrote; SQLite, which holds the
-        # lock of the whole file already, leaves the words out.
-        wanted = sa.select(HEADS).where(HEADS.c.dataset == dataset)
-        head = connection.execute(wanted.with_for_update() if lock else wanted).first()
-        newest = sa.select(ENTRIES).where(ENTRIES.c.dataset == dataset).order_by(ENTRIES.c.seq.desc()).limit(2)
-        rows = [Row(*row) for row in connection.execute(newest)]
+        # the lock waits for whoever charges the same data set, then reads what they wrote
+        head = connection.execute(HEAD_HELD if lock else HEAD_OF, {"of": dataset}).first()
+        rows = [Row(*row) for row in connection.execute(NEWEST, {"of": dataset})]
         if head is None and not rows:
             raise unknown(dataset, self._names(connection), self.place())
         if head is None or not rows or (head.seq, head.hash) != (rows[0].seq, rows[0].hash):
@@ -348,12 +356,11 @@ class SqlStore:
             )
 
     def _at(self, connection: Connection, dataset: str, places: list[int]) -> list[Row]:
-        chosen = sa.select(ENTRIES).where(ENTRIES.c.dataset == dataset, ENTRIES.c.seq.in_(places))
-        return [Row(*row) for row in connection.execute(chosen.order_by(ENTRIES.c.seq))]
+        return [Row(*row) for row in connection.execute(AT, {"of": dataset, "places": places})]
 
     def _find(self, connection: Connection, dataset: str, keys: list[str]) -> list[Row]:
-        places = sa.select(INDEX.c.seq).where(INDEX.c.dataset == dataset, INDEX.c.key.in_(keys)).distinct()
-        rows = self._at(connection, dataset, list(connection.execute(places).scalars()))
+        places = connection.execute(FOUND, {"of": dataset, "keys": keys}).scalars()
+        rows = self._at(connection, dataset, list(places))
         for row in rows:
             if digest(row.body) != row.hash or not set(keys) & set(keys_of(row.read())):
                 raise LedgerTampered(
@@ -365,52 +372,54 @@ class SqlStore:
 
     def _check_seals(self, connection: Connection, rows: list[Row]) -> None:
         """Refuse entries that somebody wrote who does not hold the key; nothing to check without one."""
-        if self.signer is None or not rows:
-            return
-        places = SEALS.c.dataset == rows[0].dataset, SEALS.c.seq.in_([row.seq for row in rows])
-        seals = {seq: seal for seq, seal in connection.execute(sa.select(SEALS.c.seq, SEALS.c.seal).where(*places))}
+        sealed = self._sealed(connection, rows)
         for row in rows:
-            if not secrets.compare_digest(self.signer.seal(row.dataset, row.head), seals.get(row.seq, "")):
+            if row not in sealed:
                 raise LedgerTampered(
                     f"entry {row.seq} of {row.dataset!r} in {self.place()} was not written with this ledger's key: "
                     "nothing is granted on it. tacit ledger verify shows where the record was changed"
                 )
 
+    def _sealed(self, connection: Connection, rows: list[Row]) -> list[Row]:
+        """Those of the rows of one data set that are sealed; all of them without a key."""
+        if self.signer is None or not rows:
+            return rows
+        of = {"of": rows[0].dataset, "places": [row.seq for row in rows]}
+        seals = {seq: seal for seq, seal in connection.execute(SEALS_AT, of)}
+        seal = self.signer.seal
+        return [row for row in rows if secrets.compare_digest(seal(row.dataset, row.head), seals.get(row.seq, ""))]
+
     def _seal(self, connection: Connection, row: Row) -> None:
         if self.signer is not None:
             seal = self.signer.seal(row.dataset, row.head)
-            connection.execute(SEALS.insert().values(dataset=row.dataset, seq=row.seq, seal=seal))
+            connection.execute(INSERT[SEALS], {"dataset": row.dataset, "seq": row.seq, "seal": seal})
 
     def _insert(self, connection: Connection, row: Row) -> None:
-        connection.execute(ENTRIES.insert().values(dataset=row.dataset, seq=row.seq, body=row.body, hash=row.hash))
+        connection.execute(INSERT[ENTRIES], dataclasses.asdict(row))
         keys = [{"dataset": row.dataset, "key": key, "seq": row.seq} for key in keys_of(row.read())]
         if keys:
-            connection.execute(INDEX.insert(), keys)
+            connection.execute(INSERT[INDEX], keys)
         self._seal(connection, row)
 
     def _check_written(self, connection: Connection, rows: list[Row]) -> None:
         """Refuse to answer before the rows are there: the database may leave out what it was told to write.
 
         Called at the end of the transaction, whose locks keep anybody from making a trigger until it is committed.
+
+        Args:
+            connection: That of the transaction.
+            rows: What was written in it; those of one data set follow each other.
         """
         if not rows:
             return
-        wanted = {(row.dataset, row.seq): row for row in rows}
-        keys = {(row.dataset, key, row.seq) for row in rows for key in keys_of(row.read())}
-
-        def there(table: sa.Table, columns: list[str], places: Iterable[tuple[Any, ...]]) -> list[Any]:
-            chosen = sa.tuple_(*(table.c[name] for name in columns)).in_(list(places))
-            return list(connection.execute(sa.select(table).where(chosen)))
-
-        kept = {Row(*row) for row in there(ENTRIES, ["dataset", "seq"], wanted)} == set(wanted.values())
-        kept &= {tuple(row) for row in there(INDEX, ["dataset", "key", "seq"], keys)} == keys
-        heads = {head.dataset: head for head in there(HEADS, ["dataset"], {(row.dataset,) for row in rows})}
-        for row in rows:
-            head = heads.get(row.dataset)
-            kept &= head is not None and (head.seq > row.seq or (head.seq, head.hash) == (row.seq, row.hash))
-        if self.signer is not None:
-            seals = {(row.dataset, row.seq): row.seal for row in there(SEALS, ["dataset", "seq"], wanted)}
-            kept &= all(seals.get(place) == self.signer.seal(row.dataset, row.head) for place, row in wanted.items())
+        kept = True
+        for dataset in {row.dataset for row in rows}:
+            written = [row for row in rows if row.dataset == dataset]
+            head = connection.execute(HEAD_OF, {"of": dataset}).first()
+            kept &= self._at(connection, dataset, [row.seq for row in written]) == written
+            kept &= head is not None and ChainHead(head.seq, head.hash) == written[-1].head
+            kept &= not self._lost(connection, dataset, written)
+            kept &= self._sealed(connection, written) == written
         problems = trigger_problems(connection)
         if not kept:
             problems.insert(0, "what was written is not there")
@@ -423,8 +432,7 @@ class SqlStore:
 
     def _names(self, connection: Connection) -> list[str]:
         # Both tables: a data set whose head, or whose entries, somebody deleted must still be verified.
-        either = sa.union(sa.select(HEADS.c.dataset), sa.select(ENTRIES.c.dataset))
-        return sorted(connection.execute(either).scalars())
+        return sorted({*connection.execute(sa.select(HEADS.c.dataset)).scalars(), *connection.execute(NAMES).scalars()})
 
     def _absent(self) -> bool:
         # An empty file is one whose maker was stopped before the first table.
@@ -667,32 +675,3 @@ def public_address(where: str | os.PathLike[str]) -> str:
 
         return split_address(os.fspath(where))[0]
     return SqlStore(where).place()
-
-
-def _address(where: str | os.PathLike[str]) -> tuple[URL, dict[str, str]]:
-    """The address without its secrets, and the secrets."""
-    text = os.fspath(where)
-    if "://" not in text:
-        return URL.create("sqlite", database=os.path.abspath(os.path.expanduser(text))), {}
-    try:
-        url = make_url(text)
-    except (sa.exc.ArgumentError, ValueError):
-        raise StorageError(
-            "this is not an address of a database; it looks like postgresql://user@host/database"
-        ) from None
-    backend = url.get_backend_name()
-    if backend == "sqlite":
-        if not url.database or url.database == ":memory:":
-            raise StorageError("a ledger in memory is tacit.Ledger(); for a file give its path")
-        return URL.create("sqlite", database=os.path.abspath(url.database)), {}
-    if backend not in ("postgresql", "postgres"):
-        raise StorageError(f"{backend} is not a database that tacit knows; use a SQLite file or postgresql://…")
-    if "@" in (url.host or ""):  # the end of a password with an @ in it
-        raise StorageError("the address holds more than one @: write an @ inside the password as %40")
-    found = {k: v if isinstance(v, str) else v[-1] for k, v in url.query.items() if k.lower() in _SECRET}
-    if url.password is not None:
-        found["password"] = str(url.password)
-    query = {k: v for k, v in url.query.items() if k not in found}
-    # Built anew: URL.set(password=None) means "leave it as it is".
-    bare = URL.create("postgresql", url.username, None, url.host, url.port, url.database, query)
-    return bare, found or _secrets.get(bare.render_as_string(hide_password=False), {})

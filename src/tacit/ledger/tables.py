@@ -47,6 +47,40 @@ INDEX = sa.Table(
     sa.Index("tacit_index_by_key", "key"),
 )
 
+# -- the statements of every charge, made once: to build them anew takes longer than to run them ----------------------
+
+
+def _of(table: sa.Table) -> sa.ColumnElement[bool]:
+    return table.c.dataset == sa.bindparam("of")
+
+
+HEAD_OF = sa.select(HEADS).where(_of(HEADS))
+#: The same, and nobody else takes it before the end of the transaction; SQLite, which locks the file, needs no word.
+HEAD_HELD = HEAD_OF.with_for_update()
+NEWEST = sa.select(ENTRIES).where(_of(ENTRIES)).order_by(ENTRIES.c.seq.desc()).limit(2)
+AT = (
+    sa.select(ENTRIES)
+    .where(_of(ENTRIES), ENTRIES.c.seq.in_(sa.bindparam("places", expanding=True)))
+    .order_by(ENTRIES.c.seq)
+)
+FOUND = sa.select(INDEX.c.seq).where(_of(INDEX), INDEX.c.key.in_(sa.bindparam("keys", expanding=True))).distinct()
+#: What can be looked up of the rows from one place to another; each key is one step into the index.
+INDEXED = sa.select(INDEX.c.seq, INDEX.c.key).where(
+    _of(INDEX),
+    INDEX.c.key.in_(sa.bindparam("keys", expanding=True)),
+    INDEX.c.seq.between(sa.bindparam("start"), sa.bindparam("end")),
+)
+SEALS_AT = sa.select(SEALS.c.seq, SEALS.c.seal).where(
+    _of(SEALS), SEALS.c.seq.in_(sa.bindparam("places", expanding=True))
+)
+# From name to name, not from entry to entry: there may be a million of those.
+_STEP = sa.select(sa.func.min(ENTRIES.c.dataset).label("name")).cte(recursive=True)
+_NEXT = sa.select(sa.func.min(ENTRIES.c.dataset)).where(ENTRIES.c.dataset > _STEP.c.name).scalar_subquery()
+_STEPS = _STEP.union_all(sa.select(_NEXT).where(_STEP.c.name.is_not(None)))
+NAMES = sa.select(_STEPS.c.name).where(_STEPS.c.name.is_not(None))
+FORWARD = HEADS.update().where(_of(HEADS))
+INSERT = {table: table.insert() for table in (ENTRIES, HEADS, INDEX, SEALS)}
+
 SQLITE_TRIGGERS = [
     f"""CREATE TRIGGER IF NOT EXISTS tacit_{table}_{name} BEFORE {event} ON tacit_{table} {when}
     BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"""

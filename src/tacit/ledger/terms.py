@@ -15,6 +15,7 @@ from tacit import accounting as acc
 from tacit.accounting.base import is_built_in
 from tacit.ledger import entries
 from tacit.ledger.errors import TermsError
+from tacit.ledger.rules import Price, price_of
 from tacit.ledger.state import PERIODS
 from tacit.ledger.views import DatasetTerms
 
@@ -146,6 +147,23 @@ def check_readable(mechanism: acc.Mechanism) -> None:
         same = False
     if not same:
         _refuse(f"{mechanism!r} does not read back as it is written: give its parameters as plain numbers and texts")
+
+
+def priced(terms: DatasetTerms, mechanism: acc.Mechanism, delta: float | None) -> Price:
+    """The price of a charge, after the checks that take no look at the record."""
+    check_mechanism(terms, mechanism)
+    if delta is not None and not (is_number(delta) and 0 <= delta < 1):
+        raise TermsError(f"a charge's δ lies in [0, 1), not {delta!r}")
+    share = terms.charge_delta if delta is None else float(delta)
+    price = price_of(terms.rule, mechanism, share, terms.adjacency)
+    if share == 0 and math.isinf(price.epsilon) and terms.rule.name != "renyi":
+        raise TermsError(f"{mechanism!r} has no pure guarantee: state the charge's part of δ, as in delta=1e-7")
+    if terms.rule.name == "renyi" and all(math.isinf(x) for x in price.renyi):
+        raise TermsError(
+            f"{mechanism!r} has no finite Rényi divergence at the orders of {terms.name!r}: its rule never grants it; "
+            "use a mechanism without a failure probability (rule='sum' would grant it; terms are never changed)"
+        )
+    return price
 
 
 def _inside(mechanism: acc.Mechanism) -> Iterator[acc.Mechanism]:
