@@ -36,8 +36,10 @@ from tacit.report import card, describe, make_card
 from tacit.schema import Boolean, Numeric, Schema, Unit
 from tacit.sgd import Classifier, Regressor, Sampling, Training, release
 from tacit.sgd.hooked import owners as owned
+from tacit.sgd.hooked.draws import PrivateBatches
 from tacit.sgd.training.data import Units
 from tacit.sgd.training.kept import KeptRows
+from tacit.sgd.training.sampling import Poisson
 from tacit.tuning import PrivateSearchCV, cv
 
 OTHERS, OWN, CLIP = 40, 30, 0.5
@@ -413,6 +415,59 @@ def test_the_card_says_unit_and_cap():
     assert any("at most 7 rows of one person: of more, 7 are drawn" in s for s in shown["accountant"]["assumptions"])
     plain = make_card(describe(of_training(*people(False)), "visits"))  # a row each: no cap to speak of
     assert not any("at most" in s for s in plain["accountant"]["assumptions"])
+
+
+def test_the_card_says_that_one_row_is_kept_for_the_run_where_rows_are_drawn():
+    plain, several = people(True), jointly(True)
+    for data, said in ((plain, "of more, 1 is kept"), (several, "others are left out")):
+        shown = make_card(describe(of_rows(*data, rows=1), "visits"))
+        assert any(
+            f"At most 1 row of one person is in the run: {said}" in s for s in shown["accountant"]["assumptions"]
+        )
+
+
+def test_ranks_that_share_a_draw_take_the_records_of_one_process():
+    """Wrong version: each rank chooses for its own people, by the words that the others use for theirs."""
+    ids = np.repeat(np.arange(50), np.arange(1, 51))
+    owners = owned.Owners.of(ids, None, ids)
+
+    def drawn(rank, world):
+        sampler = Poisson(50, 40)
+        return list(PrivateBatches(sampler, Key(bytes(32)), 50, parts=1, share=(rank, world), owners=owners))
+
+    parts = [drawn(rank, 3) for rank in range(3)]
+    for whole, *shared in zip(drawn(0, 1), *parts, strict=True):
+        assert sorted(whole) == sorted(k for part in shared for k in part)
+        assert len({ids[k] for k in whole}) == len(whole)
+
+
+class Formatted(Columns):
+    """With a format that leaves columns out, as Hugging Face's data sets may have."""
+
+    whole = None
+
+    def with_format(self, kind):
+        return self.whole
+
+    def __getitem__(self, k):
+        return {"x": self.x[k], "labels": self.y[k]}[k] if isinstance(k, str) else super().__getitem__(k)
+
+
+def test_a_column_of_a_data_set_holds_the_ids_of_a_training():
+    x, y, ids = people(True)
+    data = Formatted(x, y, ids)
+    data.whole = Columns(x, y, ids)
+
+    def loss(model, batch):
+        return nn.functional.cross_entropy(model(batch["x"]), batch["labels"], reduction="none")
+
+    for some in (data, data.whole):
+        model = network()
+        terms = {"groups": "who", "batch_size": 5, "steps": 1, "noise_multiplier": 1.0, "delta": 1e-9}
+        made = Training(model, torch.optim.SGD(model.parameters(), lr=0.1), loss, some, compile=False, **terms)
+        assert made.plan.sampler.size == OTHERS + 1
+        with pytest.raises(ValueError, match="names a column"):
+            Training(model, made.optimizer, loss, some, **{**terms, "groups": "nobody"})
 
 
 def test_a_column_that_is_not_there_is_refused():
