@@ -316,9 +316,9 @@ def cap(unit: str, rows: int, kept: int = 0, *, several: bool = False, arriving:
     >>> print(cap("patient", 1))
     Ids say whose each row is. A step takes at most 1 row of one patient: of more, 1 is drawn at random in each step.
     """
-    most = f"At most 1 row of one {unit} is in the run: "
-    if kept > 1:
-        most = f"At most {kept:,} rows of one {unit} are in the run: "
+    most, are = f"At most {kept:,} rows of one {unit} are in the run: ", f"{kept:,} are"
+    if kept == 1:
+        most, are = f"At most 1 row of one {unit} is in the run: ", "1 is"
     if arriving:
         return (
             f"Rows come one after the other, and of each {unit} the first counts alone. Who owns which row is public, "
@@ -330,9 +330,7 @@ def cap(unit: str, rows: int, kept: int = 0, *, several: bool = False, arriving:
             f"{unit} say. {most}others are left out, in an order that depends on no content."
         )
     if kept:
-        return (
-            f"Ids say whose each row is. {most}of more, {kept:,} {'are' if kept > 1 else 'is'} kept, drawn at random."
-        )
+        return f"Ids say whose each row is. {most}of more, {are} kept, drawn at random."
     some, drawn = ("1 row", "1 is") if rows == 1 else (f"{rows:,} rows", f"{rows:,} are")
     return (
         f"Ids say whose each row is. A step takes at most {some} of one {unit}: of more, {drawn} drawn at random in "

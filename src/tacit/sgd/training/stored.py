@@ -354,7 +354,7 @@ def _copy(
 
 
 def _put_aside(frames: Iterator[Any], folder: Path, made: dict[str, Any]) -> Iterator[Any]:
-    """The frames of a stream. Columns that are left out of its rows, as ids are, go to files: nothing else keeps them."""
+    """The frames of a stream. The columns that rows do not hold, such as ids, go to files: nothing else keeps them."""
     for old in folder.glob(ASIDE.replace("{:05}", "*")):  # of a copy that broke off
         old.unlink()
     made["marks"] = []
