@@ -114,8 +114,10 @@ def test_several_ids_in_one_row_are_never_taken_for_the_name_of_one_person(ids):
         list(pa.array([1, None, 1])),
         np.array(["a", NAN, NAN], dtype=np.dtypes.StringDType(na_object=NAN)),
         np.array(["a", None], dtype=np.dtypes.StringDType(na_object=None)),
+        np.array(["a", "", "b"]),
+        ["a", "", "a"],
     ],
-    ids=["arrow texts", "arrow numbers", "texts of numpy", "texts with None"],
+    ids=["arrow texts", "arrow numbers", "texts of numpy", "texts with None", "empty texts", "a list with one"],
 )
 def test_a_missing_id_of_any_library_is_missing(ids):
     with pytest.raises(ValueError, match="missing ids"):

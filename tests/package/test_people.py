@@ -33,6 +33,7 @@ from tacit.noise import Key
 from tacit.opacus import PrivacyEngine
 from tacit.prompts import Template, tune
 from tacit.report import card, describe, make_card
+from tacit.runs.claims import check_claims, contradicted
 from tacit.schema import Boolean, Numeric, Schema, Unit
 from tacit.sgd import Classifier, Regressor, Sampling, Training, release
 from tacit.sgd.hooked import owners as owned
@@ -197,6 +198,26 @@ def of_run(x, y, ids):
         frame, schema=schema, epsilon=3.0, delta=1e-9, steps=1, batch=count, model="linear", clip_norm=CLIP,
         quiet=True, name=f"run-{count}",
     )  # fmt: skip
+
+
+def test_a_run_on_rows_with_several_owners_says_so_and_stands_up_to_an_audit():
+    x, y, owners = jointly(True)
+    columns = tuple(Numeric(f"x{k}", -1, 1) for k in range(3))
+    schema = Schema((*columns, Boolean("ill", target=True)), Unit("patient", column="who"), "clinic")
+    frame = polars.DataFrame({**{f"x{k}": x[:, k] for k in range(3)}, "ill": y > 0, "who": owners})
+    terms = {"schema": schema, "noise": 20.0, "delta": 1e-5, "steps": 2, "batch": 5, "model": "linear", "quiet": True}
+    with pytest.raises(ValueError, match="draw='rows'"):
+        tacit.run(frame, **terms)
+    with pytest.raises(ValueError, match="cannot be parted by owner"):
+        tacit.run(frame, **terms, draw="rows", public_share=0.2, public_because="they agreed")
+    done = tacit.run(frame, **terms, draw="rows", max_rows=4, name="chats")
+    details = done.privacy.details
+    assert (done.privacy.adjacency, details["max_rows"]) == ("zero-out", 4)
+    assert details["size"] == "number of rows treated as public"
+    page = done.report.read_text()
+    assert "A row may have several owners. Who owns what is public" in page
+    assert "At most 4 rows of one patient take part." in page
+    assert not contradicted(check_claims(done.folder, done.card, done.settings, None))
 
 
 def of_prompt(x, y, ids):

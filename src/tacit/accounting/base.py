@@ -456,7 +456,7 @@ def owner_numbers(groups: Any, rows: int | None = None) -> NDArray[np.intp]:
         raise ValueError("groups must be one-dimensional, with one id for each row")
     if listed or array.dtype.kind in "OTV":  # also texts that may be missing, and rows of several columns
         return _numbered([_value(owner) for owner in (array if listed else array.tolist())])
-    if array.dtype.kind in "fcmM" and bool((array != array).any()):
+    if bool((array == "").any() if array.dtype.kind == "U" else (array != array).any()):
         raise ValueError(MISSING_IDS)
     return np.unique(array, return_inverse=True)[1].astype(np.intp)
 
@@ -475,7 +475,7 @@ def _numbered(ids: list[Any]) -> NDArray[np.intp]:
             "groups has a list of ids for a row: here each row has one owner. Rows with several owners can be drawn by "
             "tacit.sgd.Training(draw='rows'). If an id has several parts, make one text of them"
         )
-    if any(owner is None or type(owner).__name__ == "NAType" or owner != owner for owner in ids):
+    if any(owner is None or type(owner).__name__ == "NAType" or owner != owner or owner == "" for owner in ids):
         raise ValueError(MISSING_IDS)
     odd = next((type(owner) for owner in ids if not _by_value(owner)), None)
     if odd is not None:
