@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from decimal import Decimal
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from torch import nn
@@ -68,9 +71,9 @@ def test_rows_of_one_id_have_one_number_whatever_their_type_and_order():
         assert len(set(found.tolist())) == len(set(given.tolist()))
         assert len(set(zip(given.tolist(), found.tolist(), strict=True))) == len(set(given.tolist()))
     assert owner_numbers([17, 17.0, np.int64(17)]).tolist() == [0, 0, 0]
-    assert owner_numbers(np.array([("a", 1), ("a", 2), None], dtype=object)[:2]).tolist() == [0, 1]
-    with pytest.raises(ValueError, match="numbers and text"):
-        owner_numbers(np.array([17, "17"], dtype=object))
+    for mixed in ([17, "17"], [Decimal("0.1"), 0.1]):
+        with pytest.raises(ValueError, match="groups mixes ids that are"):
+            owner_numbers(np.array(mixed, dtype=object))
 
 
 def test_ids_that_are_compared_by_object_are_never_taken_for_as_many_people():
@@ -83,6 +86,44 @@ def test_ids_that_are_compared_by_object_are_never_taken_for_as_many_people():
 
     with pytest.raises(ValueError, match="one person would count as many"):
         owner_numbers([Person(), Person()])
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [("ann", "bob"), ("ann",)],
+        pd.MultiIndex.from_tuples([("a", NAN), ("a", NAN), ("b", 1)]),
+        np.array([("a", NAN), ("a", NAN)], dtype=[("site", "U1"), ("number", "f8")]),
+        [frozenset({"ann"}), frozenset({"ann", "bob"})],
+    ],
+    ids=["owners", "index", "records", "sets"],
+)  # fmt: skip
+def test_several_ids_in_one_row_are_never_taken_for_the_name_of_one_person(ids):
+    """Ann would be as many people as she has company, and a missing part differs from itself."""
+    with pytest.raises(ValueError, match="a list of ids for a row"):
+        owner_numbers(ids)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        list(pa.array(["a", None, "a"])),
+        list(pa.array([1, None, 1])),
+        np.array(["a", NAN, NAN], dtype=np.dtypes.StringDType(na_object=NAN)),
+        np.array(["a", None], dtype=np.dtypes.StringDType(na_object=None)),
+        np.array(["a", "", "b"]),
+        ["a", "", "a"],
+    ],
+    ids=["arrow texts", "arrow numbers", "texts of numpy", "texts with None", "empty texts", "a list with one"],
+)
+def test_a_missing_id_of_any_library_is_missing(ids):
+    with pytest.raises(ValueError, match="missing ids"):
+        owner_numbers(ids)
+    if isinstance(ids, list):
+        assert owner_numbers([ids[0], ids[2]]).tolist() == [0, 0]
 
 
 def test_what_holds_rows_or_ids_shows_none_of_them():

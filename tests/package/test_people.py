@@ -33,11 +33,14 @@ from tacit.noise import Key
 from tacit.opacus import PrivacyEngine
 from tacit.prompts import Template, tune
 from tacit.report import card, describe, make_card
+from tacit.runs.claims import check_claims, contradicted
 from tacit.schema import Boolean, Numeric, Schema, Unit
 from tacit.sgd import Classifier, Regressor, Sampling, Training, release
 from tacit.sgd.hooked import owners as owned
+from tacit.sgd.hooked.draws import PrivateBatches
 from tacit.sgd.training.data import Units
 from tacit.sgd.training.kept import KeptRows
+from tacit.sgd.training.sampling import Poisson
 from tacit.tuning import PrivateSearchCV, cv
 
 OTHERS, OWN, CLIP = 40, 30, 0.5
@@ -195,6 +198,26 @@ def of_run(x, y, ids):
         frame, schema=schema, epsilon=3.0, delta=1e-9, steps=1, batch=count, model="linear", clip_norm=CLIP,
         quiet=True, name=f"run-{count}",
     )  # fmt: skip
+
+
+def test_a_run_on_rows_with_several_owners_says_so_and_stands_up_to_an_audit():
+    x, y, owners = jointly(True)
+    columns = tuple(Numeric(f"x{k}", -1, 1) for k in range(3))
+    schema = Schema((*columns, Boolean("ill", target=True)), Unit("patient", column="who"), "clinic")
+    frame = polars.DataFrame({**{f"x{k}": x[:, k] for k in range(3)}, "ill": y > 0, "who": owners})
+    terms = {"schema": schema, "noise": 20.0, "delta": 1e-5, "steps": 2, "batch": 5, "model": "linear", "quiet": True}
+    with pytest.raises(ValueError, match="draw='rows'"):
+        tacit.run(frame, **terms)
+    with pytest.raises(ValueError, match="cannot be parted by owner"):
+        tacit.run(frame, **terms, draw="rows", public_share=0.2, public_because="they agreed")
+    done = tacit.run(frame, **terms, draw="rows", max_rows=4, name="chats")
+    details = done.privacy.details
+    assert (done.privacy.adjacency, details["max_rows"]) == ("zero-out", 4)
+    assert details["size"] == "number of rows treated as public"
+    page = done.report.read_text()
+    assert "A row may have several owners. Who owns what is public" in page
+    assert "At most 4 rows of one patient take part." in page
+    assert not contradicted(check_claims(done.folder, done.card, done.settings, None))
 
 
 def of_prompt(x, y, ids):
@@ -413,6 +436,59 @@ def test_the_card_says_unit_and_cap():
     assert any("at most 7 rows of one person: of more, 7 are drawn" in s for s in shown["accountant"]["assumptions"])
     plain = make_card(describe(of_training(*people(False)), "visits"))  # a row each: no cap to speak of
     assert not any("at most" in s for s in plain["accountant"]["assumptions"])
+
+
+def test_the_card_says_that_one_row_is_kept_for_the_run_where_rows_are_drawn():
+    plain, several = people(True), jointly(True)
+    for data, said in ((plain, "of more, 1 is kept"), (several, "others are left out")):
+        shown = make_card(describe(of_rows(*data, rows=1), "visits"))
+        assert any(
+            f"At most 1 row of one person is in the run: {said}" in s for s in shown["accountant"]["assumptions"]
+        )
+
+
+def test_ranks_that_share_a_draw_take_the_records_of_one_process():
+    """Wrong version: each rank chooses for its own people, by the words that the others use for theirs."""
+    ids = np.repeat(np.arange(50), np.arange(1, 51))
+    owners = owned.Owners.of(ids, None, ids)
+
+    def drawn(rank, world):
+        sampler = Poisson(50, 40)
+        return list(PrivateBatches(sampler, Key(bytes(32)), 50, parts=1, share=(rank, world), owners=owners))
+
+    parts = [drawn(rank, 3) for rank in range(3)]
+    for whole, *shared in zip(drawn(0, 1), *parts, strict=True):
+        assert sorted(whole) == sorted(k for part in shared for k in part)
+        assert len({ids[k] for k in whole}) == len(whole)
+
+
+class Formatted(Columns):
+    """With a format that leaves columns out, as Hugging Face's data sets may have."""
+
+    whole = None
+
+    def with_format(self, kind):
+        return self.whole
+
+    def __getitem__(self, k):
+        return {"x": self.x[k], "labels": self.y[k]}[k] if isinstance(k, str) else super().__getitem__(k)
+
+
+def test_a_column_of_a_data_set_holds_the_ids_of_a_training():
+    x, y, ids = people(True)
+    data = Formatted(x, y, ids)
+    data.whole = Columns(x, y, ids)
+
+    def loss(model, batch):
+        return nn.functional.cross_entropy(model(batch["x"]), batch["labels"], reduction="none")
+
+    for some in (data, data.whole):
+        model = network()
+        terms = {"groups": "who", "batch_size": 5, "steps": 1, "noise_multiplier": 1.0, "delta": 1e-9}
+        made = Training(model, torch.optim.SGD(model.parameters(), lr=0.1), loss, some, compile=False, **terms)
+        assert made.plan.sampler.size == OTHERS + 1
+        with pytest.raises(ValueError, match="names a column"):
+            Training(model, made.optimizer, loss, some, **{**terms, "groups": "nobody"})
 
 
 def test_a_column_that_is_not_there_is_refused():

@@ -243,3 +243,29 @@ def test_a_persons_texts_stay_together_whatever_their_lengths():
         mine = training.units.order[training.units.starts[who] : training.units.starts[who + 1]]
         found.append(sorted(list(words[i]) for i in mine))
     assert sorted(found) == sorted(expected)
+
+
+def tuned(ids, **more):
+    texts = [(f"a {'dull' if k % 2 else 'great'} film{' plot' * (k % 4)}", "no" if k % 2 else "yes") for k in range(24)]
+    terms = {"noise_multiplier": 9.0, "epsilon": None, "delta": 1e-6, "steps": 1, "batch_size": 2, "compile": False}
+    return tune(tiny.llama(), tiny.tokenizer(), ASK, WORDS, texts, method="soft", groups=ids, **{**terms, **more})
+
+
+@pytest.mark.parametrize("missing", [None, float("nan")], ids=str)
+def test_a_text_without_an_owner_is_refused(missing):
+    """Texts are put in order of length, and an array of the ids would make "nan" a person."""
+    ids = [missing if k == 5 else f"author {k % 6}" for k in range(24)]
+    with pytest.raises(ValueError, match="missing ids"):
+        tuned(ids)
+    with pytest.raises(ValueError, match="for each text"):
+        tuned([k % 6 for k in range(30)])
+
+
+def test_mails_have_senders_and_receivers():
+    ids = [[f"author {k % 6}", f"reader {k % 5}"] for k in range(24)]
+    done = tuned(ids, draw="rows", max_rows=3, steps=None, epochs=1)
+    training = done.fit.training
+    assert done.privacy.adjacency == "zero-out"
+    assert training.plan.kept == 3
+    assert training.plan.sampler.size == len(training.units) < 24
+    assert training.plan.steps == -(-len(training.units) // 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import time
@@ -198,6 +199,66 @@ def test_ids_have_one_type_in_all_files(tmp_path):
     there = opened(source, tmp_path / "index")
     with pytest.raises(ValueError, match=r"column 'who' is Int64 in part-0\.parquet and String in part-2\.parquet"):
         nn_run(there, groups="who")
+
+
+def test_a_shard_without_rows_has_no_say_in_the_type_of_ids(tmp_path):
+    table = frame()
+    source = written(tmp_path / "rows", table, parts=2, kind="file")
+    empty = table[:0].with_columns(who=pl.Series([], dtype=pl.Null)).to_arrow().combine_chunks()
+    batch = pa.RecordBatch.from_arrays([column.combine_chunks() for column in empty.columns], schema=empty.schema)
+    with pa.OSFile(str(source / "part-0a.arrow"), "wb") as sink, pa.ipc.new_file(sink, empty.schema) as writer:
+        writer.write_batch(batch)
+    there = opened(source, tmp_path / "index")
+    assert (there.column("who") == table["who"].to_numpy()).all()
+
+
+def test_caches_beside_a_data_set_on_disk_are_no_rows(tmp_path):
+    """``datasets`` keeps what ``map`` made in the folder of ``save_to_disk``: whoever is there would count twice."""
+    table = frame()
+    source = written(tmp_path / "rows", table, kind="stream")
+    listed = [{"filename": file.name} for file in sorted(source.iterdir())]
+    (source / "state.json").write_text(json.dumps({"_data_files": listed, "_fingerprint": "1"}))
+    written(source, table.with_columns(x0=-pl.col("x0")), parts=1, kind="stream")
+    (source / "part-0.arrow").rename(source / "cache-0.arrow")
+    written(source, table, kind="stream")
+    assert len(opened(source, tmp_path / "index").records) == 500
+    with pytest.raises(ValueError, match=r"cache-0\.arrow is no part of the data set"):
+        opened(str(source / "*.arrow"), tmp_path / "other")
+
+
+def test_no_file_is_copied_twice_under_two_names(tmp_path):
+    source = written(tmp_path / "rows", frame(), parts=2)
+    for names in (["part-0.parquet"] * 2, ["part-0.parquet", "../rows/part-0.parquet"]):
+        with pytest.raises(ValueError, match="are one file"):
+            opened([source / name for name in names], tmp_path / "index")
+    (source / "latest.parquet").symlink_to(source / "part-1.parquet")
+    with pytest.raises(ValueError, match=r"latest\.parquet and part-1\.parquet are one file"):
+        opened(source, tmp_path / "index")
+
+
+def test_a_stream_that_was_copied_is_sampled_by_person(tmp_path, monkeypatch):
+    """Nothing but the copy has the ids of a stream."""
+    monkeypatch.setattr(stored, "AT_ONCE", 90)
+    table = frame()
+    parts = [table[start : start + 37] for start in range(0, 500, 37)]
+
+    def broken():
+        yield from (part.with_columns(who=pl.lit(7)) for part in parts[:6])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        opened(broken(), tmp_path / "index")
+    for stream in (parts, []):  # the second time the index is there
+        there = opened(iter(stream), tmp_path / "index")
+        assert (there.column("who") == table["who"].to_numpy()).all()
+        assert nn_run(there, groups="who").plan.sampler.size == len(set(table["who"].to_list()))
+    assert all(stat.S_IMODE(os.stat(file).st_mode) == 0o600 for file in (tmp_path / "index").iterdir())
+    frame(500, seed=1).write_parquet(tmp_path / "index" / "aside-00000.parquet")
+    with pytest.raises(ValueError, match="changed since its rows were copied"):
+        opened(iter([]), tmp_path / "index").column("who")
+    other = opened(iter([table, table.with_columns(pl.col("who").cast(pl.String))]), tmp_path / "other")
+    with pytest.raises(ValueError, match=r"column 'who' is Int64 in .* and String in"):
+        other.column("who")
 
 
 def test_a_stream_is_read_once_and_a_column_of_tokens_is_a_feature(tmp_path):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
+from decimal import Decimal
 from numbers import Number
 from typing import Any, ClassVar
 
@@ -31,6 +32,8 @@ DEFAULT_UNIT = "record"
 #: A mechanism with more numbers in a row than this is written by the first and the last of them.
 MOST_SHOWN = 8
 MISSING_IDS = "groups has missing ids: every row needs the id of its owner. See: tacit explain missing-ids"
+#: What holds several ids: a row may have several owners.
+SEVERAL = (list, tuple, set, frozenset)
 #: A count beyond this is a slip of the pen.
 MOST_TIMES = 10**18
 
@@ -447,44 +450,48 @@ def owner_numbers(groups: Any, rows: int | None = None) -> NDArray[np.intp]:
     """
     if np.ma.is_masked(groups):
         raise ValueError(MISSING_IDS)
-    # A list keeps its types: numpy would make text of a number beside text.
-    typed = object if isinstance(groups, list | tuple) else None
-    array = np.asarray(groups.cpu() if hasattr(groups, "cpu") else groups, dtype=typed)
-    if array.ndim != 1 or (rows is not None and len(array) != rows):
+    listed = isinstance(groups, list | tuple)  # it keeps its types: numpy would make text of a number beside text
+    array: Any = groups if listed else np.asarray(groups.cpu() if hasattr(groups, "cpu") else groups)
+    if getattr(array, "ndim", 1) != 1 or (rows is not None and len(array) != rows):
         raise ValueError("groups must be one-dimensional, with one id for each row")
-    if array.dtype.kind == "O":
-        return _numbered(array.tolist())
-    if array.dtype.kind in "fcmM" and bool((array != array).any()):
+    if listed or array.dtype.kind in "OTV":  # also texts that may be missing, and rows of several columns
+        return _numbered([_value(owner) for owner in (array if listed else array.tolist())])
+    if bool((array == "").any() if array.dtype.kind == "U" else (array != array).any()):
         raise ValueError(MISSING_IDS)
     return np.unique(array, return_inverse=True)[1].astype(np.intp)
 
 
+def _value(owner: Any) -> Any:
+    """An id as Python has it. A tensor is a dictionary's key by which object it is, and no two of them are one."""
+    if hasattr(owner, "as_py"):
+        return owner.as_py()
+    return owner.item() if hasattr(owner, "detach") and owner.ndim == 0 else owner
+
+
 def _numbered(ids: list[Any]) -> NDArray[np.intp]:
     """A number for each id, the same for ids that are equal."""
-    # A tensor is a dictionary's key by which object it is, and no two of them are one: its number is the id.
-    listed = [owner.item() if hasattr(owner, "detach") and owner.ndim == 0 else owner for owner in ids]
-    if any(type(owner).__hash__ is None or getattr(owner, "ndim", 0) for owner in listed):
+    if any(isinstance(owner, SEVERAL) or type(owner).__hash__ is None or getattr(owner, "ndim", 0) for owner in ids):
         raise ValueError(
             "groups has a list of ids for a row: here each row has one owner. Rows with several owners can be drawn by "
-            "tacit.sgd.Training(draw='rows')"
+            "tacit.sgd.Training(draw='rows'). If an id has several parts, make one text of them"
         )
-    if any(owner is None or type(owner).__name__ == "NAType" or owner != owner for owner in listed):
+    if any(owner is None or type(owner).__name__ == "NAType" or owner != owner or owner == "" for owner in ids):
         raise ValueError(MISSING_IDS)
-    odd = next((type(owner) for owner in listed if not _by_value(owner)), None)
+    odd = next((type(owner) for owner in ids if not _by_value(owner)), None)
     if odd is not None:
         raise ValueError(
             f"groups has ids of type {odd.__name__}, which are compared by which object they are and not by what "
             "they say, so that one person would count as many. Convert the ids to numbers or text"
         )
-    kinds = {_kind(type(owner)) for owner in listed}
+    kinds = {_kind(type(owner)) for owner in ids}
     if len(kinds) > 1:
         raise ValueError(
             f"groups mixes ids that are {' and '.join(sorted(kinds))}: 17 and '17', which a file read in parts can "
             "give for one person, would count as two people. Convert the ids to one type"
         )
     # By Python's own equality: 17, 17.0 and numpy's 17 are one person.
-    known = {owner: number for number, owner in enumerate(_in_order(set(listed)))}
-    return np.array([known[owner] for owner in listed], dtype=np.intp)
+    known = {owner: number for number, owner in enumerate(_in_order(set(ids)))}
+    return np.array([known[owner] for owner in ids], dtype=np.intp)
 
 
 def _by_value(owner: Any) -> bool:
@@ -503,7 +510,9 @@ def _in_order(ids: set[Any]) -> list[Any]:
 
 def _kind(cls: type) -> str:
     """What ids can be compared with each other: numbers of any type, text, or one other type."""
-    return "numbers" if issubclass(cls, (Number, np.bool_)) else "text" if issubclass(cls, str) else cls.__name__
+    if issubclass(cls, (Number, np.bool_)) and not issubclass(cls, Decimal):  # Decimal("0.1") is not 0.1
+        return "numbers"
+    return "text" if issubclass(cls, str) else cls.__name__
 
 
 def unit_message(one: str, other: str) -> str:

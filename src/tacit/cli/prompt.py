@@ -161,6 +161,8 @@ def tune(
     rank: Annotated[int | None, option("LoRA's rank. Default: 4.")] = None,
     virtual_tokens: Annotated[int | None, option("Length of a soft prompt or prefix.")] = None,
     start: Annotated[str | None, option("Public text that a soft prompt or prefix starts as.")] = None,
+    max_rows: Annotated[int | None, option("Most texts of one owner in a step (run: --draw rows).")] = None,
+    draw: Annotated[str | None, option("Draw units (default), or rows, which may have several owners.")] = None,
     checkpoint_every: Annotated[int | None, option("Steps between checkpoints. Default: 20.")] = None,
     runs: Runs = Path("runs"),
     as_json: AsJson = False,

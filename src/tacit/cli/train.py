@@ -72,7 +72,8 @@ def train(
         str | None, option("How batches are drawn: poisson, truncated, fixed, shuffle, chunks or balls-in-bins.")
     ] = None,
     size: Annotated[int | None, option("A public number of units to use instead of the true one.")] = None,
-    max_rows: Annotated[int | None, option("How many rows of one unit a step may use.")] = None,
+    max_rows: Annotated[int | None, option("How many rows of one unit a step (or run: --draw rows) may use.")] = None,
+    draw: Annotated[str | None, option("Draw units (default), or rows, which may have several owners.")] = None,
     ledger: Annotated[str | None, option("The ledger to charge: a file, postgresql://… or https://…")] = None,
     dataset: Annotated[str | None, option("The data's name in the ledger.")] = None,
     plan: Annotated[str | None, option("The schedule that pays: its next run (tacit ledger plan).")] = None,

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tacit import accounting as acc
-from tacit.accounting.base import owner_numbers
 from tacit.ledger import EvaluationData, Release
 from tacit.prompts.adapters import TOKENS, AdaptedModel, adapt
 from tacit.prompts.errors import PromptError
@@ -29,6 +28,7 @@ from tacit.prompts.models import LanguageModel, label_logits, padded
 from tacit.prompts.text import Template, Verbalizer, examples, texts
 from tacit.sgd import Fit, fit
 from tacit.sgd.training.data import Records
+from tacit.sgd.training.kept import drawn
 
 #: Learning rates of Adam that work for each method; LoRA's is that of Hanke et al. (2024).
 LEARNING_RATE = {"soft": 5e-3, "prefix": 5e-3, "lora": 1e-3}
@@ -271,10 +271,11 @@ def tune(
         config: A configuration of ``peft`` instead of all of these.
         evaluate: Labelled texts to evaluate on at the end, declared public or private. None evaluates nothing.
         physical_batch: How many examples are computed at a time. None means 32 at most on a CPU.
-        groups: The id of each text's owner. None protects one record.
+        groups: The id of each text's owner; with ``draw="rows"`` among the settings also a list of the ids of all its
+            owners, as a mail has them. None protects one record.
         unit: The name of the unit, such as ``"person"``; needs ``groups``.
-        max_rows: How many texts of one owner a step uses at most.
-        settings: What :func:`tacit.sgd.fit` and :class:`tacit.sgd.Training` take: ledger, checkpoint, sampler, ….
+        max_rows: How many texts of one owner a step uses at most, or with ``draw="rows"`` the run.
+        settings: What :func:`tacit.sgd.fit` and :class:`tacit.sgd.Training` take: ledger, checkpoint, sampler, draw, ….
 
     Returns:
         The adapted model with its guarantee.
@@ -302,8 +303,8 @@ def tune(
         settings.setdefault("metric", loss.accuracy)
     if settings.get("sampler", "poisson") != "chunks":  # where who is with whom is drawn, not given by the order
         rows, groups = _by_length(rows, groups)
-    # A pass is over people where there are any, and over the announced number where one is.
-    count = settings.get("size") or (len(rows["input_ids"]) if groups is None else int(owner_numbers(groups).max()) + 1)
+    # A pass is over what is drawn, people or texts, and over the announced number where there is one.
+    count = settings.get("size") or drawn(groups, len(rows["input_ids"]), settings.get("draw", "units"), max_rows)
     batch_size = batch_size or min(256, max(1, count // 4))
     if epochs is None and steps is None:
         epochs = 10
@@ -380,7 +381,11 @@ def _falling(optimizer: torch.optim.Optimizer, total: int) -> torch.optim.lr_sch
 def _by_length(rows: dict[str, Tensor], owners: Any) -> tuple[dict[str, Tensor], Any]:
     """Rows, and their owners, by length: samplers give rows in their order, so like lengths share a physical batch."""
     order = rows["attention_mask"].sum(1).argsort(stable=True)
-    owners = None if owners is None else np.asarray(owners)[order.numpy()]
+    if owners is not None:  # each as it was: an array would make a text of a missing id
+        listed = list(owners)
+        if len(listed) != len(order):
+            raise ValueError("groups must have one id, or a list of the ids of all owners, for each text")
+        owners = [listed[row] for row in order.tolist()]
     return {name: column[order] for name, column in rows.items()}, owners
 
 

@@ -94,7 +94,7 @@ def columns(card: Release) -> str:
 def _rows_of_one(card: Release) -> str:
     """How many rows of one unit take part, where it can have several."""
     parameters = entry(card, "mechanism.parameters")
-    most = parameters.get("records_per_unit") or parameters.get("max_rows") or 1
+    most = parameters.get("kept") or parameters.get("records_per_unit") or parameters.get("max_rows") or 1
     if most == 1:
         return ""
     text = f"At most {most} rows of one {entry(card, 'guarantee.unit')} take part."

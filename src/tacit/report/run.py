@@ -341,7 +341,8 @@ def _capped(training: Training) -> tuple[str, ...]:
         return ()
     several = bool(getattr(owners, "several", False))
     arriving = training.records.arriving
-    return (words.cap(plan.unit, plan.records_per_unit, plan.kept, several=several, arriving=arriving),)
+    kept = plan.kept if training.settings.sampling.draw == "rows" else 0
+    return (words.cap(plan.unit, plan.records_per_unit, kept, several=several, arriving=arriving),)
 
 
 def describe_fit(fitted: PrivateEstimator, name: str, **rest: Any) -> Run:

@@ -307,13 +307,18 @@ def _one(part: acc.Mechanism) -> str:
     return f"{named} ({said})" if said else named
 
 
-def cap(unit: str, rows: int, kept: int = 1, *, several: bool = False, arriving: bool = False) -> str:
+def cap(unit: str, rows: int, kept: int = 0, *, several: bool = False, arriving: bool = False) -> str:
     """What a step takes of a unit with many rows, or with ``kept`` the run, as the card says it.
+
+    >>> print(cap("patient", 1, kept=1))
+    Ids say whose each row is. At most 1 row of one patient is in the run: of more, 1 is kept, drawn at random.
 
     >>> print(cap("patient", 1))
     Ids say whose each row is. A step takes at most 1 row of one patient: of more, 1 is drawn at random in each step.
     """
-    most = f"At most {kept:,} rows of one {unit} are in the run: "
+    most, are = f"At most {kept:,} rows of one {unit} are in the run: ", f"{kept:,} are"
+    if kept == 1:
+        most, are = f"At most 1 row of one {unit} is in the run: ", "1 is"
     if arriving:
         return (
             f"Rows come one after the other, and of each {unit} the first counts alone. Who owns which row is public, "
@@ -324,8 +329,8 @@ def cap(unit: str, rows: int, kept: int = 1, *, several: bool = False, arriving:
             "A row may have several owners. Who owns what is public, and neighbours differ in what the rows of one "
             f"{unit} say. {most}others are left out, in an order that depends on no content."
         )
-    if kept > 1:
-        return f"Ids say whose each row is. {most}of more, {kept:,} are kept, drawn at random."
+    if kept:
+        return f"Ids say whose each row is. {most}of more, {are} kept, drawn at random."
     some, drawn = ("1 row", "1 is") if rows == 1 else (f"{rows:,} rows", f"{rows:,} are")
     return (
         f"Ids say whose each row is. A step takes at most {some} of one {unit}: of more, {drawn} drawn at random in "

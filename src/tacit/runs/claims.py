@@ -257,6 +257,7 @@ def _plan(card: Release) -> Plan | None:
         noise = tuple(itertools.chain.from_iterable(itertools.repeat(z, int(times)) for z, times in shown["noise"]))
         clip = tuple(itertools.chain.from_iterable(itertools.repeat(c, int(times)) for c, times in shown["clip"]))
         terms = {"unit": guarantee["unit"], "kind": shown["kind"], "tail": float(shown["tail_delta"])}
+        terms["kept"] = int(shown.get("kept", 1))
         if shown.get("correlation") is not None:
             terms["correlation"] = Correlation(**shown["correlation"])
         return Plan(sampler, noise, clip, float(guarantee["delta"]), **terms)
@@ -284,7 +285,7 @@ def _settings(folder: Folder) -> Iterator[Claim]:
         "clip_norm": ([chosen.clip_norm], sorted(set(plan.clip))),
         "size": (plan.sampler.size if chosen.size is None else chosen.size + planted, plan.sampler.size),
         "audit_canaries": (planted, shown.get("canaries", {}).get("count", 0)),
-        "max_rows": (chosen.max_rows, shown["records_per_unit"]),
+        "max_rows": (chosen.max_rows, shown["kept" if plan.kept > 1 else "records_per_unit"]),
         "dataset": (chosen.dataset, folder.card["ledger"] and folder.card["ledger"]["dataset"]),
     }
     if chosen.noise is not None:

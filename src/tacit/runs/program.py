@@ -79,9 +79,11 @@ class RunResult:
         parameters, names = mechanism["parameters"], ("steps_planned", "steps_executed", "basis", "sampler")
         assumed = self.card["accountant"]["assumptions"]
         details = {name: mechanism[name] for name in names} | {
-            "size": size_in_words(guarantee["unit"], given="size" in parameters),
+            "size": size_in_words(
+                "row" if self.settings.draw == "rows" else guarantee["unit"], given="size" in parameters
+            ),
             "noise": mechanism["noise_generator"],
-            "max_rows": rows if (rows := parameters.get("records_per_unit", 1)) > 1 else None,
+            "max_rows": rows if (rows := parameters.get("kept", parameters.get("records_per_unit", 1))) > 1 else None,
             "probes": next((a[len(UNREACHED) : -1] for a in assumed if a.startswith(UNREACHED)), None),
         }
         return acc.Privacy(interval, acc.from_dict(mechanism["description"]), details)
@@ -164,7 +166,9 @@ def run(
         adjacency: What a neighbour is: ``"add-remove"``, ``"replace-one"`` or ``"zero-out"``. None takes the sampler's.
         size: A public number of units to price with, in place of the true one. Without it the number is counted and
             treated as public.
-        max_rows: How many rows of one unit a step may use.
+        max_rows: How many rows of one unit a step may use, or with ``draw="rows"`` the run.
+        draw: ``"units"`` draws units for a step and averages their rows. ``"rows"`` draws rows, of which a unit has
+            ``max_rows`` at most; then the column of ids may hold lists, for rows with several owners.
         ledger: The ledger to charge: a file, ``postgresql://…`` or ``https://…``. None charges nothing.
         dataset: The name of the data in the ledger.
         plan: The schedule whose next run this is (``tacit ledger plan``). It pays; None charges the run itself.

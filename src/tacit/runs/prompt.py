@@ -421,7 +421,7 @@ def tune(task: PromptTask, journal: Journal) -> list[OperatorView]:
         found["before"] = Fluency(text_losses(language, task.template, task.test))
     names = {"batch": "batch_size", "noise": "noise_multiplier"}
     wanted = ["method", "epsilon", "noise", "delta", "epochs", "steps", "batch", "learning_rate", "clip_norm", "rank"]
-    wanted += ["virtual_tokens", "start"]
+    wanted += ["virtual_tokens", "start", "max_rows", "draw"]
     settings = {names.get(k, k): given[k] for k in wanted if given.get(k) is not None}
     with as_it_was(journal.folder):
         done = train(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tacit.runs.settings import IN_MEMORY, Settings, SettingsError
 from tacit.schema import Boolean, Categorical, Date, Encoded, Numeric, Schema, SchemaError, Text
+from tacit.sgd.training.kept import lists_owners
 
 
 class DataError(ValueError):
@@ -196,6 +197,8 @@ def read(settings: Settings, given: Tables | None = None) -> TableRecords:
     x, y = torch.from_numpy(rows.features), _target(rows.target)
     units, pair = rows.units, None
     if settings.public_share is not None:
+        if units is not None and lists_owners(units):
+            raise SettingsError("public_share: rows with several owners cannot be parted by owner; give evaluate")
         chosen_before = settings.target is None and not settings.without
         named = rows if units is not None or chosen_before else source
         public_side = named.public_rows(settings.public_share)

@@ -140,6 +140,7 @@ class SearchRun:
                 unit=unit,
                 groups=owners,
                 max_rows=chosen.max_rows,
+                draw=chosen.draw,
             )
 
         def answers(model: Any, inputs: Any) -> Any:

@@ -45,6 +45,7 @@ CHOICES = {
     "optimizer": tuple(RATES),
     "tuning": ("none", "charged", "on public data only", "not charged", "not stated"),
     "public_overlap": ("yes", "no", "unknown"),
+    "draw": ("units", "rows"),
 }
 #: Where numbers lie, and how that is said.
 RANGES: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
@@ -92,6 +93,7 @@ class Settings:
     adjacency: str | None = None
     size: int | None = None
     max_rows: int = 1
+    draw: str = "units"
     ledger: str | None = dataclasses.field(default=None, repr=False)  # may hold a password
     dataset: str | None = None
     plan: str | None = None

@@ -182,6 +182,7 @@ def start(settings: Settings, private: Path, records: TableRecords, progress: Re
             unit=records.schema.unit.name,
             groups=records.owners,
             max_rows=settings.max_rows,
+            draw=settings.draw,
             ledger=open_ledger(settings, records),
             source=records.source,
             dataset=settings.dataset,

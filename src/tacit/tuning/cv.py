@@ -315,6 +315,7 @@ def _planned(
     """The plan of an estimator of ``tacit.sgd``, by the same functions that make it in a fit."""
     if not type(made).__module__.startswith("tacit.sgd"):
         return None
+    from tacit.sgd.training.kept import drawn
     from tacit.sgd.training.plan import make_plan
     from tacit.sgd.training.sampling import make_sampler, run_length
 
@@ -325,7 +326,7 @@ def _planned(
     elements, inputs = 0, X.shape[1]
     for width in (*known["hidden"], outputs):
         elements, inputs = elements + (inputs + 1) * width, width
-    rows = len(X) if groups is None else int(owner_numbers(groups).max()) + 1
+    rows = drawn(groups, len(X))
     sampler = make_sampler("poisson", rows, min(known["batch_size"] or max(1, rows // 10), rows), None)
     plan = make_plan(
         sampler,

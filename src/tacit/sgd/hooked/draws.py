@@ -120,9 +120,10 @@ class PrivateBatches(TorchSampler[list[int]]):
             if self.key is None:
                 raise RuntimeError("the run has not begun: these batches have no key yet")
             chosen = self.sampler.draw(self.key, number, self.units)
+            if self.owners is not None:  # before ranks share them: nobody's choice is anybody else's
+                chosen = self.owners.records(chosen, self.key, number)
             rank, world = self.share
-            own = chosen[rank::world]
-            yield from self._pieces(number, own if self.owners is None else self.owners.records(own, self.key, number))
+            yield from self._pieces(number, chosen[rank::world])
 
     def _pieces(self, number: int, chosen: Any) -> Iterator[list[int]]:
         if len(chosen) == 0 and self.parts is None:

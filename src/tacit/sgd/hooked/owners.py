@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tacit.accounting.base import unit_of
 from tacit.noise.keys import Key
-from tacit.sgd.training.data import Units
+from tacit.sgd.training.data import Units, ids_of
 
 GIVE = "Pass groups=, one id for each record of the data set, with unit="
 
@@ -42,14 +42,7 @@ class Owners:
         word, rows = unit_of(unit, owned=groups is not None, ids=GIVE), len(dataset)
         if groups is None:
             return cls(word, rows, None)
-        if isinstance(groups, str):
-            if groups not in (getattr(dataset, "column_names", None) or ()):
-                raise ValueError(
-                    f"groups={groups!r} names a column, and the data set has no such column: pass the ids, one for "
-                    "each record"
-                )
-            groups = list(dataset[groups])
-        units = Units.of(groups, rows)
+        units = Units.of(ids_of(groups, dataset), rows)
         return cls(word, len(units), units if len(units) < rows else None)
 
     def records(self, chosen: npt.NDArray[np.int64], key: Key, draw: int) -> npt.NDArray[np.int64]:

@@ -453,12 +453,17 @@ class Units:
 
 
 def ids_of(groups: Any, data: Any) -> Any:
-    """The ids of ``groups``: an array, or what a column of a table holds."""
+    """The ids of ``groups``: an array, or what a column of a table or data set holds."""
     if not isinstance(groups, str):
         return groups
-    if not isinstance(data, Table):
-        raise TypeError("groups names a column, and the data are not a tacit.sgd.table: pass the ids, one per record")
-    return data.column(groups)
+    if isinstance(data, Table):
+        return data.column(groups)
+    if groups not in (getattr(data, "column_names", None) or ()):
+        raise ValueError(
+            f"groups={groups!r} names a column, and the data have no such column: pass the ids, one for each record"
+        )
+    whole = data.with_format(None) if hasattr(data, "with_format") else data  # a format may leave the column out
+    return list(whole[groups])
 
 
 def weighted(loss: Loss) -> Callable[[nn.Module, Any], Tensor]:

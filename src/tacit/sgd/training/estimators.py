@@ -15,10 +15,11 @@ import torch
 from torch import nn
 
 from tacit import accounting as acc
-from tacit.accounting.base import owner_numbers, unit_of
+from tacit.accounting.base import unit_of
 from tacit.ledger import Ledger, surroundings
 from tacit.ledger.fingerprint import table_of
 from tacit.sgd.training.data import optional
+from tacit.sgd.training.kept import drawn
 from tacit.sgd.training.training import Training
 
 #: The learning rate of a linear model. That of a network is ``RATE`` times the size of a batch over the length of the
@@ -80,7 +81,7 @@ class _Estimator(surroundings.RefusesSearch, _base.BaseEstimator):  # type: igno
                 nn.init.zeros_(parameter)
         rate = LINEAR_RATE if self.learning_rate is None else self.learning_rate
         optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
-        count = len(x) if groups is None else int(owner_numbers(groups, len(x)).max()) + 1
+        count = drawn(groups, len(x))
         delta = self.delta if self.delta is not None else min(1e-5, 0.1 / count)
         training = Training(
             model,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tacit.accounting.base import owner_numbers
+from tacit.accounting.base import SEVERAL, owner_numbers
 from tacit.ledger import OperatorView
 from tacit.noise.keys import Key
 from tacit.noise.sampling import uniform
@@ -116,13 +116,24 @@ def _is_list(own: Any) -> bool:
     """Whether this is a list of ids: of Python, numpy, polars, pandas or Arrow."""
     if isinstance(own, np.ndarray):
         return own.ndim == 1
-    return isinstance(_plain(own), list | tuple | set | frozenset)
+    return isinstance(_plain(own), SEVERAL)
 
 
 def _plain(own: Any) -> Any:
     """A list of polars, pandas or Arrow as one of Python."""
     plain = getattr(own, "to_list", None) or getattr(own, "as_py", None)
     return own if plain is None else plain()
+
+
+def drawn(groups: Any, rows: int, draw: str = "units", most: int = 1) -> int:
+    """How many people, or kept rows, there are to draw from.
+
+    >>> drawn(["ann", "bob", "ann"], 3), drawn([["ann", "bob"], ["ann"]], 2, "rows")
+    (2, 1)
+    """
+    if groups is None:
+        return rows
+    return len(KeptRows.of(groups, rows, most) if draw == "rows" else Units.of(groups, rows))
 
 
 def members_of(sampling: Sampling, data: Any, records: Records) -> Units | KeptRows | FirstRows | None:
@@ -155,4 +166,4 @@ def neighbours(members: Units | KeptRows | FirstRows | None, asked: str | None, 
     return "zero-out"
 
 
-__all__ = ["KeptRows", "members_of", "neighbours"]
+__all__ = ["KeptRows", "drawn", "members_of", "neighbours"]

@@ -31,7 +31,7 @@ from torch import Tensor
 from tacit.ledger.fingerprint import fingerprint, former_fingerprint
 from tacit.sgd.training.data import Records, Table, optional, refuse_not_finite
 
-ROWS, INDEX = "rows.bin", "index.json"
+ROWS, INDEX, ASIDE = "rows.bin", "index.json", "aside-{:05}.parquet"
 #: Rows that are copied at a time.
 AT_ONCE = 1 << 16
 #: Rows closer than this, in bytes, are read together, and so much at most.
@@ -131,7 +131,7 @@ def stored(
     made = _known(folder, asked)
     _check_files(files or [], folder, made)
     if not made["whole"]:
-        parts: list[Callable[[], Iterator[Any]]] = [lambda: source]
+        parts: list[Callable[[], Iterator[Any]]] = [lambda: _put_aside(source, folder, made)]
         if files is not None:
             parts = [functools.partial(_frames, file) for file in files]
         total = None if files is None else sum(_height(file) for file in files)
@@ -144,14 +144,16 @@ def stored(
         _check_files(files or [], folder, made)  # nor did they change while they were copied
         made["whole"] = True
         _write(folder, made)
-    return Table(StoredRecords(folder, made), tuple(made["names"]), _Columns(files or [], folder, made))
+    files = files if files is not None else sorted(folder.glob(ASIDE.replace("{:05}", "*")))
+    return Table(StoredRecords(folder, made), tuple(made["names"]), _Columns(files, folder, made))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Columns:
-    """The columns of the files themselves, for the ids of the units: one is read whole where it is asked for.
+    """The columns of the files, or what was put aside of a stream, for the ids of the units: read where they are asked
+    for, a whole column at a time.
 
-    Guarantee: what is read is a column of the very files that were copied, so that every row of the index has its id.
+    Guarantee: what is read is a column of the very rows that were copied, so that every row of the index has its id.
     """
 
     files: Sequence[Path]
@@ -167,7 +169,7 @@ class _Columns:
     def __getitem__(self, name: str) -> Any:
         polars = optional("polars", "reading a table")
         _check_files(self.files, self.folder, self.made)
-        found = [(file, frame[name]) for file in self.files for frame in _frames(file, [name])]
+        found = [(file, frame[name]) for file in self.files for frame in _frames(file, [name]) if frame.height]
         _check_files(self.files, self.folder, self.made)  # nor did they change while they were read
         first = found[0][1].dtype
         if odd := next((pair for pair in found if pair[1].dtype != first), None):
@@ -182,11 +184,12 @@ class _Columns:
 
 
 def _files(source: Any) -> list[Path]:
-    """The files of a path, a folder, a pattern or a list of paths, in the order of their names."""
+    """The files of a path, a folder, a pattern or a list of paths, in the order of their names; none of them twice."""
     if isinstance(source, str | os.PathLike):
         path = Path(source)
         if path.is_dir():
-            found = sorted(file for file in path.iterdir() if file.suffix.lower() in (*PARQUET, *ARROW))
+            there = sorted(file for file in path.iterdir() if file.suffix.lower() in (*PARQUET, *ARROW))
+            found = [file for file in there if _is_data(file)]
         else:
             found = [path] if path.exists() else sorted(map(Path, glob.glob(os.fspath(source))))
     elif isinstance(source, list | tuple):
@@ -200,7 +203,24 @@ def _files(source: Any) -> list[Path]:
         raise FileNotFoundError(f"there is no Parquet or Arrow file at {source}")
     if odd := next((file for file in found if file.suffix.lower() not in (*PARQUET, *ARROW)), None):
         raise ValueError(f"{odd.name}: an index is made of {', '.join((*PARQUET, *ARROW))} files")
+    if odd := next((file for file in found if not _is_data(file)), None):
+        raise ValueError(f"{odd.name} is no part of the data set in {odd.parent}, but a cache of it: name the folder")
+    known: dict[tuple[int, int], Path] = {}
+    for file in found:
+        state = file.stat()
+        first = known.setdefault((state.st_dev, state.st_ino), file)
+        if first is not file:
+            raise ValueError(f"{first.name} and {file.name} are one file: whoever is in it would count twice")
     return found
+
+
+def _is_data(file: Path) -> bool:
+    """Whether a file holds rows of its own: Hugging Face's ``datasets`` keeps caches of the same rows beside them."""
+    listed = file.with_name("state.json")
+    if not listed.exists():
+        return True
+    data = json.loads(listed.read_text(encoding="utf-8")).get("_data_files")
+    return data is None or file.name in {one["filename"] for one in data}
 
 
 def _state(file: Path) -> list[int]:
@@ -331,6 +351,31 @@ def _copy(
     made["labels"] = None if labels is None else sorted(labels)
     made["marks"] += [] if mark is None else [mark]
     _write(folder, made)
+
+
+def _put_aside(frames: Iterator[Any], folder: Path, made: dict[str, Any]) -> Iterator[Any]:
+    """The frames of a stream. The columns that rows do not hold, such as ids, go to files: nothing else keeps them."""
+    for old in folder.glob(ASIDE.replace("{:05}", "*")):  # of a copy that broke off
+        old.unlink()
+    made["marks"] = []
+    waiting: list[Any] = []
+
+    def put() -> None:
+        file = folder / ASIDE.format(len(made["marks"]))
+        with open(file, "wb", opener=_for_the_owner) as opened:
+            optional("polars", "reading a table").concat(waiting).write_parquet(opened)
+        made["marks"].append(_mark(file))
+        waiting.clear()
+
+    for frame in frames:
+        names = [name for name in made["asked"]["exclude"] if name in frame.columns]
+        aside = frame.select(name for name in names if not frame[name].dtype.is_object())
+        if waiting and (aside.schema != waiting[0].schema or sum(map(len, waiting)) >= AT_ONCE):
+            put()
+        waiting += [aside] if aside.height else []
+        yield frame
+    if waiting:
+        put()
 
 
 def shape_of(frame: Any, asked: dict[str, Any]) -> dict[str, Any]:
