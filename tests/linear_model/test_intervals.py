@@ -10,7 +10,7 @@ from scipy.stats import binom
 from sklearn.linear_model import LogisticRegression as Plain
 
 from tacit.accounting.errors import PrivacyWarning
-from tacit.linear_model import FunctionalLogisticRegression, LinearRegression, LogisticRegression
+from tacit.linear_model import FunctionalLogisticRegression, LinearRegression, LogisticRegression, releases
 from tacit.linear_model.inference import open_directions
 from tacit.schema import Categorical, Numeric, Schema, Unit
 from tests.linear_model.common import BOUNDS, COEFFICIENTS, labels, numbers
@@ -99,6 +99,20 @@ def test_errors_at_the_ends_of_a_feature_are_seen_in_a_small_table():
         scores = design * (y - design @ (inverse @ design.T @ y))[:, None]
         longer += int(high - low > 2 * 1.96 * np.sqrt((inverse @ scores.T @ scores @ inverse)[1, 1]))
     assert longer >= 45, longer
+
+
+def test_what_the_noise_of_a_fit_was_does_not_choose_its_method(monkeypatch):
+    """Steps were taken where the noise of Σyx was large, and two thirds of the intervals of those fits covered."""
+    noise, stepped, fits = np.random.default_rng(0), [], []
+    monkeypatch.setattr(releases, "add_gaussian", lambda exact, scale: exact + noise.normal(0, scale, np.shape(exact)))
+    steps = LinearRegression._stepped
+    monkeypatch.setattr(LinearRegression, "_stepped", lambda *given: stepped.append(len(fits)) or steps(*given))
+    for _ in range(250):
+        x = noise.uniform(-1, 1, (3000, 2))
+        fits.append((LinearRegression(1.0, **UNIT).fit(x, np.full(3000, 0.7)), np.zeros(2)))
+    for some in (stepped, set(range(250)) - set(stepped)):
+        hits, total, _ = covered([fits[i] for i in some])
+        assert enough(hits, total), (hits, total)
 
 
 def test_intervals_that_took_equal_errors_for_granted_would_miss():

@@ -323,10 +323,17 @@ class LinearRegression(LinearBase):
         )
 
     def _precise(self, task: Task, known: Known, solution: Solution, part: float) -> bool:
-        """Whether second moments with ``part`` of the present noise variance predict about as well as least squares."""
-        count = known.count(task.count, intercept=self.fit_intercept)
-        risk = part * float(np.trace(solution.matrix @ noise_covariance(solution, known.noise))) / count
-        return risk <= TOLERATED * known.squares(solution.theta) / count
+        """Whether second moments with ``part`` of the present noise variance predict about as well as least squares.
+
+        What is expected is that of coefficients as large as guessed, not of those that were found: a choice by whether
+        this b̂ looks like noise would leave the larger noise to one side, and intervals there would not cover.
+        """
+        values, theta = np.linalg.eigvalsh(solution.matrix), solution.theta
+        size = max(self.coef_norm**2, float(theta @ theta))
+        inside = known.noise.vector**2 + known.noise.matrix**2 * size
+        hidden = inside * len(theta) / self.coef_norm**2
+        risk = part * float((values * inside / (values**2 + hidden)).sum())
+        return risk <= TOLERATED * known.squares(theta)
 
     def _stepped(self, task: Task, known: Known, first: Solution, multiplier: float, penalty: Floats | None) -> Floats:
         """Gradient steps from the first solution on, unless second moments contradict where they lead."""
