@@ -448,3 +448,13 @@ def test_a_tail_is_a_probability() -> None:
         cut * 3 + acc.PoissonSampled(acc.PureDP(0.152517), 0.0123597) * 2 + acc.BallsInBins(acc.Gaussian(7.585), 2) * 3
     )
     assert 0 < acc.delta(run, 0.0).lower <= acc.delta(run, 0.0).upper < 1
+
+
+@pytest.mark.parametrize("size", [16, 4096])
+def test_roots_of_unity_are_those_of_the_circle(size):
+    from tacit.accounting.even_sums import FINEST, _roots
+
+    angle = 8 * np.arctan(np.longdouble(1)) * np.arange(size).astype(np.longdouble) / size
+    found = _roots(size)
+    assert len(found) == size
+    assert float(np.abs(found - (np.cos(angle) - 1j * np.sin(angle))).max()) < 16 * FINEST

@@ -12,7 +12,7 @@ import pytest
 
 from tacit import accounting as acc
 from tacit.ledger import EvaluationData, Ledger
-from tacit.linear_model import LinearRegression, LogisticRegression
+from tacit.linear_model import LinearRegression, LogisticRegression, linear, logistic
 from tacit.report import (
     Evaluation,
     PublicSource,
@@ -35,6 +35,7 @@ from tacit.report.votes import SANITISED
 from tacit.report.words import size
 from tacit.runs.settings import Settings
 from tacit.schema import Categorical, Numeric, Schema, Unit
+from tacit.sgd.training.probes import Probes
 from tests.report.common import run
 from tests.report.test_page import browser, read
 
@@ -274,6 +275,46 @@ def test_a_question_without_an_answer_is_marked_before_the_signature(card):
     assert "Signature" in bare[bare.rindex(marked) :]
 
 
+def answer(page: str, question: str) -> str:
+    """What stands beside a question."""
+    (found,) = re.findall(rf"<tr>(?:(?!</tr>).)*?{re.escape(question)}.*?</tr>", page)
+    return re.sub(r"<[^>]+>", " ", found.split("</td>")[2])
+
+
+def test_whether_the_bits_of_the_noise_can_leak_is_answered_by_how_it_was_drawn(page):
+    question = "How is noise drawn, and can its bits leak?"
+    assert "they show nothing that the price does not count" in answer(page, question)
+    trained = make_card(run())
+    assert "that the last bits show no more is not proven" in answer(make_page(trained), question)
+    assert "nicht bewiesen" in make_page(trained, "de")
+    tuned = dataclasses.replace(
+        run(), generator="training: ChaCha12, keyed; score, number of runs and choice: exact, from the operating system"
+    )
+    assert "not proven" in answer(make_page(make_card(tuned)), question)
+    bare = answer(make_page(make_card(Run("bare", acc.Laplace(5.0), delta=1e-6))), question)
+    assert "what its bits can show is not stated" in bare
+    assert "to be answered before anybody signs" in bare
+
+
+def test_for_whom_it_is_accurate_is_answered_by_subgroup():
+    said = answer(make_page(make_card(run())), "Is it accurate enough for its purpose, and for whom?")
+    assert " ".join(said.split()) == ("accuracy : 81.2% by subgroup: sex = &lt;female&gt; , accuracy : 75.0% more")
+
+
+def test_every_reason_for_no_intervals_and_every_probe_is_said_in_german():
+    reasons = (linear.CLIPS, *(getattr(logistic, name) for name in ("CLIPS", "FEW", "NOISY", "PURE", "SEVERAL")))
+    said = [say(f"there are no intervals for this fit: {why}".split(". ")[0], "de") for why in reasons]
+    said += [say(f"{words.UNREACHED}{Probes(every, 20.0).words(50)}.", "de") for every in (1, 64)]
+    said += [say("[0.99, 1.01]", "de"), say("public: these neighbours have it in common", "de")]
+    for text in said:
+        assert not re.search(r"\b(the|than|for|with|one|of|these|by)\b|, 1", text), text
+
+
+def test_why_a_value_may_be_published_is_said_once():
+    card = make_card(run())
+    assert card["accesses"].source("records") == "public: these neighbours have it in common"
+
+
 def test_nobody_is_said_to_have_written_bounds_without_a_look_at_the_data(card, page):
     assert not re.search(r"without (the data|looking)", page[: page.index("What was released")])
     assert "tacit did not compute them from these rows" in page
@@ -357,8 +398,8 @@ def test_places_of_a_text_are_the_places_of_its_translation():
 def test_a_list_is_translated_member_by_member():
     made = acc.PoissonSampled(acc.Gaussian(2.0), 0.25) * 3 + acc.Laplace(4.0) + acc.ApproxDP(0.0, 1e-9)
     text = say(words.mechanism(made), "de")
-    assert text.startswith("3-mal: Gaußsches Rauschen vom 2-fachen der Sensitivität auf einer Stichprobe")
-    assert text.endswith("; dann Laplace-Rauschen vom 4-fachen der Sensitivität; dann ein Versagen mit einer "
+    assert text.startswith("3-mal: Gaußsches Rauschen vom 2-Fachen der Sensitivität auf einer Stichprobe")
+    assert text.endswith("; dann Laplace-Rauschen vom 4-Fachen der Sensitivität; dann ein Versagen mit einer "
                          "Wahrscheinlichkeit von höchstens 1e-9")  # fmt: skip
     both = "replace one person: ε ≤ 1.8; zero out one person: ε ≤ 0.9"
     assert (

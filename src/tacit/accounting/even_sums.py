@@ -206,11 +206,15 @@ class _Transform:
         self.exact_error = (BLOCK + len(blocks) + 32) * FINEST * 1.001
 
 
-@functools.lru_cache(maxsize=2)
+@functools.lru_cache(maxsize=4)
 def _roots(size: int) -> NDArray[Any]:
-    """e^{-2πij/size} for every j."""
-    angle = 8 * np.arctan(np.longdouble(1)) * (np.arange(size).astype(np.longdouble) / size)
-    return np.asarray(np.cos(angle) - 1j * np.sin(angle))
+    """e^{-2πij/size} for every j: an eighth of the circle, mirrored; ``size`` is a multiple of 8."""
+    angle = 8 * np.arctan(np.longdouble(1)) * (np.arange(size // 8 + 1).astype(np.longdouble) / size)
+    x, y = np.cos(angle), np.sin(angle)
+    x, y = np.append(x, y[-2::-1]), np.append(y, x[-2::-1])  # to a quarter
+    x, y = np.append(x, -x[-2::-1]), np.append(y, y[-2::-1])  # to a half
+    x, y = np.append(x, x[-2:0:-1]), np.append(y, -y[-2:0:-1])
+    return np.asarray(x - 1j * y)
 
 
 def _power(transform: NDArray[Any], times: int) -> NDArray[Any]:

@@ -259,13 +259,13 @@ class _Question:
             low, high = self._stated_epsilon(delta)
         for i, direction in enumerate(DIRECTIONS):
             upper, lower = self.upper[i], self._losses(direction, upper=False)
+            if not self.tight and lower:
+                low = max(low, self._direction_epsilon(lower, delta, enough=math.inf)[0])
             if not self.stated:
                 one_low, one_high = self._direction_epsilon(upper, delta, enough=low)
                 high = max(high, one_high)
                 if self.tight:
                     low = max(low, one_low)
-            if not self.tight and lower:
-                low = max(low, self._direction_epsilon(lower, delta, enough=math.inf)[0])
             if all(loss.symmetric for loss, _ in upper + lower):
                 break
         if (uncut := self._uncut()) is not None:
@@ -362,7 +362,7 @@ class _Question:
     def _narrowed(self, infinite: Ends, finite: Parts, delta: float, rest: float, enough: float, claim: bool) -> Ends:
         """The best interval that the curves give, each costlier than the one before, until it is narrow enough.
 
-        ``enough`` is infinite for the lower end of what is not tight.
+        ``enough`` is a lower end of the whole that is known already; infinite for the lower end of what is not tight.
         """
         low, high = 0.0, math.inf
         rough = ROUGH if math.isinf(enough) else 0.0
@@ -374,7 +374,8 @@ class _Question:
             low, high = max(low, one_low), min(high, one_high)
             wanted = max(rough * low, self.tolerance if self.tolerance is not None else 0.95e-4 * low + 0.95e-5)
             exact = not isinstance(curve, LargestLoss) or one_low >= curve.second
-            if exact and (high - low <= wanted or (high <= enough and not rough) or (claim and 0 <= gained <= wanted)):
+            narrow = high - (low if rough else max(low, enough)) <= wanted
+            if exact and (narrow or (claim and 0 <= gained <= wanted)):
                 break
             curve = None  # its memory is needed for the next
             curve = candidates.send((high - low) / wanted)

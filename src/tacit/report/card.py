@@ -268,7 +268,7 @@ def _accesses(run: Run) -> Release:
         },
         STATED,
     ) | {
-        "records": public(run.records, "public: these neighbours have it in common" if run.records_public else STATED),
+        "records": public(run.records, "these neighbours have it in common" if run.records_public else STATED),
         "limits": public(limits, "true of every guarantee of this kind"),
     }
 

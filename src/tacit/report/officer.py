@@ -279,6 +279,19 @@ def _verdict(found: Any) -> str:
     return str(found["verdict"])
 
 
+def _bits(found: Any) -> str:
+    """What the last bits of the noise can show, by how it was drawn; in doubt no more than is proven."""
+    said = str(found)
+    if "binary32" in said or "training: ChaCha12" in said:
+        return (
+            "its bits: added in floating point, to sums of clipped gradients; the price is that of real numbers, and "
+            "that the last bits show no more is not proven"
+        )
+    if said.startswith("exact") or said.endswith("exact sampling"):
+        return "its bits: drawn exactly on a grid, so that they show nothing that the price does not count"
+    return "what its bits can show is not stated"
+
+
 def allowed(found: Any) -> str:
     """A budget, as it was set: what is allowed is not rounded up."""
     return f"ε = {shown(found['epsilon'])}, δ = {number(found['delta'])}"
@@ -329,7 +342,7 @@ QUESTIONS: tuple[tuple[str, str, tuple[tuple[str, Callable[[Any], str] | None], 
     (
         "How is noise drawn, and can its bits leak?",
         "NIST: implementation",
-        (("mechanism.noise_generator", shown),),
+        (("mechanism.noise_generator", shown), ("mechanism.noise_generator", _bits)),
         "glance",
     ),
     (
@@ -438,7 +451,15 @@ def _accuracy(card: Release) -> str:
     if not whole:
         return "<div>nothing was measured on public rows or charged</div>"
     told = "".join(f"<div>{value(card, f'evaluation.{key}.metric')}: {measured(card, key)}</div>" for key in whole[:6])
-    return told if any(results[key]["group"] for key in results) else told + "<div>by subgroup: not measured</div>"
+    of_groups = [key for key in results if results[key]["group"] and results[key]["model"] == "private"]
+    if not of_groups:
+        return told + "<div>by subgroup: not measured</div>"
+    for_whom = "".join(
+        f"<div>{value(card, f'evaluation.{key}.group')}, {value(card, f'evaluation.{key}.metric')}: "
+        f"{measured(card, key)}</div>"
+        for key in of_groups[:12]
+    )
+    return f"{told}<div>by subgroup:</div>{for_whom}"
 
 
 def measured(card: Release, key: str, tag: str = "span") -> str:

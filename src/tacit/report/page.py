@@ -376,14 +376,15 @@ def _card(card: Release) -> str:
         found = officer.mechanism(card) if path == "mechanism.words" else entry(card, path)
         found = json_values(found)  # as the card holds it, so that the page can be made again from its file
         text = json.dumps(found, ensure_ascii=False, default=str) if isinstance(found, dict | list) else shown(found)
+        still = ' translate="no"'
         if isinstance(found, dict | list) and len(text) > LONG:
-            text = f"{len(found)} entries; see privacy.json"
+            text, still = f"{len(found)} entries; see privacy.json", ""
         elif isinstance(found, float):
             text = repr(found) if math.isfinite(found) else shown(found)
         rows.append(
             [
                 f"<code>{html.escape(path)}</code>",
-                f'<span data-from="{html.escape(path)}" translate="no">{html.escape(text)}</span>',
+                f'<span data-from="{html.escape(path)}"{still}>{html.escape(text)}</span>',
                 html.escape(why),
             ]
         )

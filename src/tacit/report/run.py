@@ -494,8 +494,7 @@ def _coefficients(fitted: PrivateEstimator, charge: str | None, level: float = 0
                 ends = fitted.confidence_interval(level, intercept=True)
                 note = "intervals cover the uncertainty of the sample and of the noise; they are normal approximations"
             except ValueError as error:
-                # what to call instead is for the programmer, and was said there
-                note = ". ".join(part for part in str(error).split(". ") if "=" not in part)
+                note = str(error).split(". ")[0]  # what to do instead is for the programmer, and was said there
     classes = [str(c) for c in getattr(fitted, "classes_", ())]
     listed = []
     for k, (first, row) in enumerate(zip(firsts, rows, strict=True)):

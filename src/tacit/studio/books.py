@@ -24,8 +24,8 @@ RULES = {"tight": "Rényi or sums", "renyi": "Rényi orders", "sum": "sums"}
 #: What "left" is, which is not what was allowed less what is spent.
 LEFT = (
     '<p class="muted">The budget is what all charges together may cost. Left is an ε of one more charge that '
-    "surely fits, as if its δ were 0. Under a rule with Rényi orders it is not the budget less what is spent, and "
-    "noise with a δ may cost more than what is left and still fit.</p>"
+    "surely fits, as if its δ were 0; the δ beside it is what is left for failures. Under a rule with Rényi orders it "
+    "is not the budget less what is spent, and noise with a δ may cost more than what is left and still fit.</p>"
 )
 
 
@@ -122,7 +122,8 @@ def planned(studio: Studio, who: Token, values: Mapping[str, Any]) -> dict[str, 
         said = _refused(error.advice) if error.advice is not None else alert(f"Would be refused: {error}")
         return {"html": said, "granted": False}
     rows = [
-        [what, *(f"ε = {shown(rounded(max(one.left_epsilon, 0.0), up=False))}", f"{min(one.used, 1.0):.1%}")]
+        # with so many digits that a small run is seen to leave less
+        [what, *(f"ε = {shown(rounded(max(one.left_epsilon, 0.0), 6, up=False))}", f"{min(one.used, 1.0):.3%}")]
         for what, one in (("now", before), ("after this run", after))
     ]
     text = (

@@ -39,7 +39,7 @@ MOST_STEPS = 20_000_000
 COUNTS = 24
 #: How wide a price may be while a slider moves, and how wide as a share of the ε that is on the screen. It is certified
 #: too; the page asks for the narrow one afterwards.
-ROUGH, ROUGH_SHARE = 0.03, 0.02
+ROUGH, ROUGH_SHARE = 0.05, 0.1
 
 
 #: What the accountants do, in words.
@@ -164,7 +164,7 @@ def _width(rough: Any) -> float | None:
     """How wide a price may be: ``rough`` is the ε that is on the screen while a slider moves.
 
     >>> _width(None), _width(True), _width("0.5"), _width("200"), _width("inf")
-    (None, 0.03, 0.03, 4.0, 20.0)
+    (None, 0.05, 0.05, 20.0, 100.0)
     """
     if not rough:
         return None

@@ -173,13 +173,17 @@ def _compared(cards: list[tuple[str, Release]]) -> str:
     ]
     rows = [["ε", *(f"<b>{shown(entry(card, 'guarantee.epsilon.claimed'))}</b>" for _, card in cards)]]
     for label, path in facts:
-        rows.append([label, *(html.escape(shown(entry(c, path))) if officer.has(c, path) else "–" for _, c in cards)])
+        rows.append([label, *(_fact(card, path) for _, card in cards)])
     rows.append(["Mechanism", *(html.escape(officer.mechanism(card)) for _, card in cards)])
     results = [_results(card) for _, card in cards]
     for metric in dict.fromkeys(name for found in results for name in found):
         rows.append([f"<span>{html.escape(metric)}</span>", *(found.get(metric, "–") for found in results)])
     heads = [("what", ""), *((f'<span translate="no">{html.escape(name)}</span>', "") for name, _ in cards)]
     return table(heads, rows, "compare")
+
+
+def _fact(card: Release, path: str) -> str:
+    return html.escape(shown(entry(card, path)).removeprefix("tuning: ")) if officer.has(card, path) else "–"
 
 
 def _results(card: Release) -> dict[str, str]:
