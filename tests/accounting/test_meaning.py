@@ -259,6 +259,9 @@ def test_where_a_cut_batch_amplifies_nothing_its_price_is_not_below_what_is_seen
     one = acc.TruncatedPoissonSampled(acc.Gaussian(noise), 0.999, examples=2, max_batch=1)
     seen = acc.epsilon(acc.Gaussian(noise / 2), 2.1e-5).lower  # in one case of two
     assert acc.epsilon(one, 1e-5).upper >= seen
+    # Of four that are there two stay, and one time in six they are those that came: both displaced another.
+    four = acc.TruncatedPoissonSampled(acc.Gaussian(noise), 0.999, examples=4, max_batch=2)
+    assert acc.epsilon(four, 1e-5, group=2).upper >= acc.epsilon(acc.Gaussian(noise / 4), 6.2e-5).lower
     # Two of three stay, and one time in three they are the two that are blanked together.
     two = acc.TruncatedPoissonSampled(acc.Gaussian(noise), 0.999, examples=3, max_batch=2)
     together = acc.epsilon(acc.Gaussian(noise), 3.1e-5, adjacency="zero-out", group=2).lower
