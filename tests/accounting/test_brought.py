@@ -119,6 +119,7 @@ def test_what_is_left_without_its_failures_holds_for_the_same_neighbours() -> No
         rest, failure = acc.Outcomes(p, q, adjacency=adjacency).without_failure()
         assert failure >= 0.1
         assert rest.adjacencies() == (adjacency,)
+        assert acc.ApproxDP(1.0, 1e-6, adjacency=adjacency).without_failure()[0].adjacencies() == (adjacency,)
 
 
 def test_distributions_of_dp_accounting_come_in_and_go_out() -> None:

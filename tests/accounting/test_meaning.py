@@ -297,3 +297,17 @@ def test_groups_that_take_turns_are_counted_in_whole_numbers() -> None:
     for groups in (0, 2.5, True):
         with pytest.raises(acc.AccountingError, match="groups"):
             acc.CyclicPoissonSampled(acc.Gaussian(1.0), 0.1, groups)  # type: ignore[arg-type]
+
+
+def test_a_sampler_that_cannot_be_priced_for_one_record_is_an_error() -> None:
+    with pytest.raises(acc.AccountingError):
+        acc.compare_samplers(acc.Gaussian(2.0), batch=5, examples=20, steps=4, delta=2.0)
+
+
+def test_the_curve_that_is_drawn_is_that_of_the_stated_neighbours() -> None:
+    wide = acc.Gaussian(1.0, replace=2.0)
+    drawn = {a: acc.Privacy.of(wide, 1e-5, adjacency=a).to_html() for a in ("add-remove", "replace-one")}
+    curve = acc.tradeoff(wide, points=33, adjacency="replace-one")
+    points = " ".join(f"{200 * a:.1f},{200 * (1 - b):.1f}" for a, b in zip(curve.alpha, curve.lower, strict=True))
+    assert points in drawn["replace-one"]
+    assert points not in drawn["add-remove"]
