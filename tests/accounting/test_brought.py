@@ -113,6 +113,15 @@ def test_a_group_is_bounded_by_a_chain_of_neighbours() -> None:
     assert acc.epsilon(pair, 1e-5, group=2).lower >= acc.epsilon(pair, 1e-5).lower
 
 
+def test_what_is_left_without_its_failures_holds_for_the_same_neighbours() -> None:
+    tables = {"replace-one": ([0.6, 0.3, 0.1], [0.3, 0.7, 0.0]), "zero-out": ([0.6, 0.4, 0.0], [0.4, 0.5, 0.1])}
+    for adjacency, (p, q) in tables.items():
+        rest, failure = acc.Outcomes(p, q, adjacency=adjacency).without_failure()
+        assert failure >= 0.1
+        assert rest.adjacencies() == (adjacency,)
+        assert acc.ApproxDP(1.0, 1e-6, adjacency=adjacency).without_failure()[0].adjacencies() == (adjacency,)
+
+
 def test_distributions_of_dp_accounting_come_in_and_go_out() -> None:
     pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
     theirs = pld.from_gaussian_mechanism(1.0, sampling_prob=0.05, value_discretization_interval=5e-3)

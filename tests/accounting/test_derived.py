@@ -13,7 +13,7 @@ from scipy.special import ndtr, ndtri
 
 from tacit import accounting as acc
 from tacit.accounting.derived import DrawnLoss, SampledLoss, law_of_profile, symmetric_law
-from tacit.accounting.losses import AtomsLoss, GaussianLoss, LaplaceLoss
+from tacit.accounting.losses import MANY, AtomsLoss, GaussianLoss, LaplaceLoss
 from tests.accounting import random_runs
 from tests.accounting.catalogue import MECHANISMS, poisson
 
@@ -171,6 +171,15 @@ def test_a_sample_of_any_finite_pair_is_the_mixture_outcome_by_outcome(direction
     for epsilon in (-0.5, 0.0, 0.1, 0.3, 1.0):
         value, error = loss.profile(epsilon)
         assert value + loss.infinity == pytest.approx(_hockey(one, other, epsilon), abs=1e-12 + error)
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_a_sample_of_a_pair_of_many_losses_moves_each_as_one_by_itself(direction: str) -> None:
+    """So many are moved together, by another formula."""
+    values = np.linspace(-3.0, 3.0, 4 * MANY)
+    loss = SampledLoss(AtomsLoss(values, np.full(len(values), 1 / len(values)), symmetric=False), 0.1, direction)
+    one_by_one = np.array([loss._image(float(x)) for x in values])
+    np.testing.assert_allclose(loss.atoms()[0], one_by_one, rtol=1e-12, atol=1e-15)
 
 
 def test_a_draw_has_the_mean_of_the_moments_and_of_the_profiles() -> None:

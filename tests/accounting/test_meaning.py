@@ -13,6 +13,7 @@ from tacit import accounting as acc
 from tacit.accounting.mechanisms import LARGEST_GROUP, LARGEST_RATIO, LARGEST_SHIFT, LARGEST_SIGMA
 from tacit.accounting.poisson import Accumulated
 from tacit.accounting.renyi import RenyiCurve, log_moments, standing_pair
+from tacit.accounting.samplers import sampler_runs
 from tacit.accounting.selection import gamma_for, renyi_price
 
 ORDERS = np.array([1.5, 2.0, 4.0, 16.0])
@@ -250,3 +251,63 @@ def test_what_cutting_costs_adds_up() -> None:
     both = acc.delta(TRUNCATED + other, far).upper
     assert both >= min(1.0, (1 - 1e-9) * (acc.delta(TRUNCATED, far).upper + acc.delta(other, far).upper))
     assert RenyiCurve(TRUNCATED * 5).spill == pytest.approx(5 * one)
+
+
+@pytest.mark.parametrize("noise", [0.3, 1.0, 5.0])
+def test_where_a_cut_batch_amplifies_nothing_its_price_is_not_below_what_is_seen(noise: float) -> None:
+    """Nearly everybody is drawn. One of two stays: a record that comes displaces another that pulls the other way."""
+    one = acc.TruncatedPoissonSampled(acc.Gaussian(noise), 0.999, examples=2, max_batch=1)
+    seen = acc.epsilon(acc.Gaussian(noise / 2), 2.1e-5).lower  # in one case of two
+    assert acc.epsilon(one, 1e-5).upper >= seen
+    # Of four that are there two stay, and one time in six they are those that came: both displaced another.
+    four = acc.TruncatedPoissonSampled(acc.Gaussian(noise), 0.999, examples=4, max_batch=2)
+    assert acc.epsilon(four, 1e-5, group=2).upper >= acc.epsilon(acc.Gaussian(noise / 4), 6.2e-5).lower
+    # Two of three stay, and one time in three they are the two that are blanked together.
+    two = acc.TruncatedPoissonSampled(acc.Gaussian(noise), 0.999, examples=3, max_batch=2)
+    together = acc.epsilon(acc.Gaussian(noise), 3.1e-5, adjacency="zero-out", group=2).lower
+    assert acc.epsilon(two, 1e-5, adjacency="zero-out", group=2).upper >= together
+
+
+@pytest.mark.parametrize("replace", [1.0, 2.0])
+def test_two_records_that_are_replaced_and_nearly_always_drawn_cost_as_much_as_without_sampling(
+    replace: float,
+) -> None:
+    plain = acc.Gaussian(3.0, replace=replace)
+    both = acc.epsilon(acc.PoissonSampled(plain, 0.999), 1e-5, adjacency="replace-one", group=2)
+    assert both.upper >= acc.epsilon(plain, 1.1e-5, adjacency="replace-one", group=2).lower
+
+
+def test_each_sampler_that_is_compared_runs_as_often_as_it_is_said() -> None:
+    runs = sampler_runs(acc.Gaussian(2.0), batch=10, examples=40, steps=12)
+    times = {name: [n for _, n in run.parts()] for name, run in runs.items()}
+    assert times == {"poisson": [12], "truncated": [12], "fixed": [12], "balls-in-bins": [3], "shuffled": [3]}
+
+
+@pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
+@pytest.mark.parametrize("partition", ["keyed", "positions"])
+def test_the_check_of_votes_pays_for_every_teacher_that_is_moved(adjacency: str, partition: str) -> None:
+    check = acc.VoteCheck(5.0, partition=partition)
+    if adjacency not in check.adjacencies():
+        return
+    moved = 2 if (partition, adjacency) == ("keyed", "replace-one") else 1  # both old and new people vote
+    assert acc.epsilon(check, 1e-5, adjacency=adjacency).upper >= acc.epsilon(acc.Gaussian(5.0 / moved), 1e-5).lower
+
+
+def test_groups_that_take_turns_are_counted_in_whole_numbers() -> None:
+    for groups in (0, 2.5, True):
+        with pytest.raises(acc.AccountingError, match="groups"):
+            acc.CyclicPoissonSampled(acc.Gaussian(1.0), 0.1, groups)  # type: ignore[arg-type]
+
+
+def test_a_sampler_that_cannot_be_priced_for_one_record_is_an_error() -> None:
+    with pytest.raises(acc.AccountingError):
+        acc.compare_samplers(acc.Gaussian(2.0), batch=5, examples=20, steps=4, delta=2.0)
+
+
+def test_the_curve_that_is_drawn_is_that_of_the_stated_neighbours() -> None:
+    wide = acc.Gaussian(1.0, replace=2.0)
+    drawn = {a: acc.Privacy.of(wide, 1e-5, adjacency=a).to_html() for a in ("add-remove", "replace-one")}
+    curve = acc.tradeoff(wide, points=33, adjacency="replace-one")
+    points = " ".join(f"{200 * a:.1f},{200 * (1 - b):.1f}" for a, b in zip(curve.alpha, curve.lower, strict=True))
+    assert points in drawn["replace-one"]
+    assert points not in drawn["add-remove"]

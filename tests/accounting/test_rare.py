@@ -57,7 +57,9 @@ def test_both_moments_of_a_band_are_as_exact_as_is_said() -> None:
     loss = _loss(3e-6, 0.6747)
     cut, low, c = 10.7, 8.88, 10.18
     band = loss.cut_at(cut, 40.0 / loss.loss_at(cut))
-    (log_a, off_a, _), (log_b, off_b, _) = band.band_line(low, c, np.array([0.0, 1.0]))
+    (log_a, off_a, a), (log_b, off_b, b) = band.band_line(low, c, np.array([0.0, 1.0]))
+    assert abs(a[0] - 1) <= off_a  # a line begins at its moment: no part of it is left out
+    assert abs(b[0] - 1) <= off_b
     log_moments, off = band.band(low, np.array([c]))[:2], band.band(low, np.array([c]))[2:]
     assert off_a < 1e-11 < off_b < 1e-5
     shift, rate = 1 / mp.mpf(0.6747), mp.mpf(3e-6)

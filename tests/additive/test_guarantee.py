@@ -224,6 +224,17 @@ def test_a_target_that_is_not_clipped_changes_nothing_that_is_paid_for(monkeypat
     assert found <= privacy.upper * (1 + 1e-9)
 
 
+def test_a_fit_on_a_hundred_times_the_rows_is_the_same_where_the_noisy_numbers_are():
+    """A neighbour rarely moves a choice by the number of rows; so many more would."""
+    _, heard = tap.listen(lambda: regression().fit(table().drop("y"), table()["y"].to_numpy()))
+    many = pl.concat([table()] * 100)
+    first, again = tap.listen(lambda: regression().fit(many.drop("y"), many["y"].to_numpy()), heard)
+    assert len(again) == len(heard)
+    assert tap.same_scales(heard, again)
+    alike, _ = tap.listen(lambda: regression().fit(table().drop("y"), table()["y"].to_numpy()), heard)
+    assert all(np.array_equal(first.curves_[name].value, alike.curves_[name].value) for name in alike.curves_)
+
+
 def test_more_rows_than_a_person_may_have_are_caught(monkeypatch):
     _every_row(monkeypatch)
 

@@ -204,6 +204,7 @@ def test_every_call_of_train_is_in_what_is_claimed(tmp_path):
     step = acc.PoissonSampled(acc.Gaussian(made.private_run.loop.noise_multiplier), 0.16)
     assert made.privacy.claim == pytest.approx(acc.epsilon(step * 4, 1e-5).upper, rel=1e-6)
     assert made.state.log_history[-1]["epsilon"] == made.privacy.claim > 4.5
+    assert made.state.total_flos == 0  # a count of operations would tell the sizes of batches
 
 
 def test_a_search_over_a_private_trainer_is_refused(tmp_path):

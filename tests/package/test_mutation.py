@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tomllib
+from types import SimpleNamespace
 
 import pytest
 from tools import slow
@@ -113,6 +115,17 @@ def test_a_condition_that_names_a_value_can_be_switched():
     exec(compile(text, "file.py", "exec"), space)
     with pytest.raises(ValueError, match="3"):
         space["f"](3)
+
+
+def test_a_statement_that_two_mutants_change_can_be_switched_by_either():
+    source = "def f(ledger, log):\n    if ledger:\n        ledger.charge(\n            1\n        )\n    return log\n"
+    (one,) = (m for m in rules.mutants_in(source, "src/tacit/room/file.py", every=True) if m.rule == "left-out")
+    every = {0: one, 1: dataclasses.replace(one, new="ledger.charge(2)")}
+    text = switch.switched(source, every).replace("from mutant_switch import is_on as _mutant_on\n", "")
+    for on, wanted in ((None, [1]), (0, []), (1, [2])):
+        space, log = {"_mutant_on": lambda number, on=on: number == on}, []
+        exec(compile(text, "file.py", "exec"), space)
+        assert space["f"](SimpleNamespace(charge=log.append), log) == wanted
 
 
 def test_what_people_wrote_is_a_mutant_of_this_tree():

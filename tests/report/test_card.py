@@ -105,6 +105,16 @@ def test_epsilon_is_an_interval_and_a_curve_that_contains_it(card):
         assert all(a <= b for a, b in zip(guarantee[curve]["lower"], guarantee[curve]["upper"], strict=True))
 
 
+@pytest.mark.parametrize("put", ['"claimed": 0.3, {}', '{}, "claimed": 0.3'])
+def test_a_value_that_stands_twice_is_refused_since_readers_take_one_or_the_other(card, tmp_path, put):
+    """An audit read the last ε, agreed, and a reader who takes the first one saw a smaller one."""
+    path = write_card(card, tmp_path / "privacy.json")
+    claimed = re.search(r'"claimed": [0-9.]+', path.read_text())[0]
+    path.write_text(path.read_text().replace(claimed, put.format(claimed), 1))
+    with pytest.raises(CardError, match="twice"):
+        read_card(path)
+
+
 def test_a_card_can_be_read_back_as_a_release(card, tmp_path):
     path = write_card(card, tmp_path / "privacy.json")
     again = read_card(path)

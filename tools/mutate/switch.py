@@ -69,6 +69,8 @@ def switched(source: str, mutants: dict[int, Mutant]) -> str:
             text += source[at : one.begin]
             if one.statement:
                 indent = " " * (one.begin - source.rfind("\n", 0, one.begin) - 1)
+                if any(other.statement and other.begin == one.begin for _, other in nested):
+                    old = old.replace("\n", "\n    ")  # two mutants of one statement: its switch is an inner block
                 text += f"if _mutant_on({number}):\n{indent}    {one.new}\n{indent}else:\n{indent}    {old}"
             else:
                 if ":=" in old:  # which an expression may hold in parentheses only

@@ -437,7 +437,7 @@ def read_card(path: str | os.PathLike[str]) -> Release:
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-        document = json.loads(text, parse_constant=_no_number)
+        document = json.loads(text, parse_constant=_no_number, object_pairs_hook=_each_once)
     except OSError as error:
         raise CardError(f"cannot read the card {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
@@ -456,6 +456,14 @@ def read_card(path: str | os.PathLike[str]) -> Release:
 
 def _no_number(word: str) -> float:
     raise ValueError(f"{word} is no number")
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A mapping; a name that stands twice is refused, because one reader takes its first value and another its last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands in it twice")
+    return found
 
 
 def _release(values: dict[str, Any], why: dict[str, str], path: str) -> Release:
