@@ -106,8 +106,8 @@ def elsewhere_too(engine: Engine, run: Pass) -> bool:
 def displaced(parameters: Iterable[Tensor]) -> Iterator[None]:
     """The trained parameters a little elsewhere, inside.
 
-    A loss does not tell what reaches it through a weight that is zero (a new adapter, a gate, ``LayerScale``) or through
-    two that cancel; the gradient of that weight does.
+    A loss does not tell what reaches it through a weight that is zero (a new adapter, a gate, ``LayerScale``) or
+    through two that cancel; the gradient of that weight does.
     """
     held = [(p.data, p.detach().clone()) for p in parameters]
     try:

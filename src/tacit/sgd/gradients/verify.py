@@ -185,7 +185,10 @@ def repeated(before: Tensor, after: Tensor, tolerance: float) -> None:
         )
 
 
-ITS_GRADIENT = "a hook, a custom autograd function or a value without a gradient changed its gradient, which"
+ITS_GRADIENT = (
+    "a hook, a custom autograd function, a value without a gradient or what a weight of zero hides changed its "
+    "gradient, which"
+)
 
 
 def gradients_stay(engine: Engine, run: Pass, swapped: Pass, weights: Tensor) -> bool:
