@@ -68,8 +68,8 @@ Method = Literal["operations", "examples"]
 
 
 COMPILES = (
-    "the model calls an operator that torch compiles as it runs (torch.cond), whose inside cannot be watched: write the "
-    "choice in Python, or with torch.where. method='examples' takes the model as it is, one example at a time. "
+    "the model calls an operator that torch compiles as it runs (torch.cond), whose inside cannot be watched: write "
+    "the choice in Python, or with torch.where. method='examples' takes the model as it is, one example at a time. "
     "See: tacit explain no-rule"
 )
 

@@ -406,10 +406,9 @@ def some_weights(like: Tensor, places: Tensor) -> Tensor:
     return weights
 
 
-def directions(count: int) -> Tensor:
-    """Numbers at random between a half and one and a half, up or down."""
-    up = torch.rand(count, generator=_choice) < 0.5
-    return (torch.rand(count, generator=_choice) + 0.5) * torch.where(up, 1.0, -1.0)
+def around_one(count: int) -> Tensor:
+    """Numbers at random between a half and one and a half."""
+    return torch.rand(count, generator=_choice) + 0.5
 
 
 def one_hot(like: Tensor, k: int) -> Tensor:
