@@ -456,3 +456,24 @@ def test_half_precision_that_repeats_itself_only_nearly_is_not_taken_for_mixing(
             others = plain.roll(1, 0).abs() * weights.roll(1)[:, None, None]
             evidence.add((own + mixing * others) * (1 + 0.05 * torch.randn(shape)))
         assert evidence.layouts() == found
+
+
+class Choosing(nn.Module):
+    """Takes one of two ways, by an operator that torch compiles as it runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.line(torch.cond(x.max() > 0, torch.neg, torch.tanh, (x,)))
+
+
+def test_an_operator_that_is_compiled_as_it_runs_is_refused_with_a_way_out():
+    model, batch = Choosing(), (torch.ones(4, 3), torch.zeros(4, dtype=torch.int64))
+    loss = nn.CrossEntropyLoss(reduction="none")
+    with pytest.raises(sgd.ClippingError, match="method='examples'"):
+        sgd.clipped_grad(model, loss, batch)
+    found = sgd.clipped_grad(model, loss, batch, method="examples", clip_norm=1e9)
+    wanted = torch.autograd.grad(loss(model(batch[0]), batch[1]).sum(), model.line.weight)[0]
+    assert torch.allclose(found.sums["line.weight"], wanted, atol=1e-6)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tacit.sgd import ClippingError, clipped_grad
+from tacit.sgd import BatchMixing, ClippingError, clipped_grad
 from tacit.sgd.gradients import bounds, company
 from tacit.sgd.gradients.contributions import Outer, _kernel_margins
 from tacit.sgd.gradients.randomness import Draws
@@ -96,12 +96,40 @@ def test_weights_that_were_moved_come_back_bit_by_bit_whatever_happens():
     def moved():
         with company.displaced(model.parameters()):
             assert not any(bool((p == b).any()) for p, b in zip(model.parameters(), before, strict=True) if b.dim() < 2)
+            model[1].weight.data = torch.zeros(2, 3, dtype=torch.bfloat16)
             raise ClippingError("refused")
 
     with pytest.raises(ClippingError, match="refused"):
         moved()
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
     assert versions == [p._version for p in model.parameters()]
+
+
+class Positive(nn.Module):
+    """Asks of its weights that they are positive, and small."""
+
+    def __init__(self, most):
+        super().__init__()
+        self.line, self.scale, self.most = nn.Linear(3, 2), nn.Parameter(torch.full((2,), 1e-4)), most
+
+    def forward(self, x):
+        assert bool((self.scale > 0).all())
+        assert float(self.scale.detach().max()) < self.most
+        loud = x.max() > 3
+        return self.line(x) + self.scale * (x[:, :2] * (1 + loud * x.mean()))
+
+
+@pytest.mark.parametrize("most", [1.0, 1e-3])
+def test_a_model_that_does_not_run_at_other_weights_is_compared_by_its_gradients(most):
+    torch.manual_seed(0)
+    model, loss, batch = Positive(most), nn.CrossEntropyLoss(reduction="none"), torch.zeros(8, dtype=torch.int64)
+    quiet = torch.rand(8, 3)
+    for _ in range(2):
+        found = clipped_grad(model, loss, (quiet, batch), clip_norm=1e9).sums["scale"]
+    wanted = torch.autograd.grad(loss(model(quiet), batch).sum(), model.scale)[0]
+    assert torch.allclose(found, wanted, rtol=1e-4)
+    with pytest.raises(BatchMixing):
+        clipped_grad(model, loss, (quiet + 4 * torch.eye(8, 3), batch), clip_norm=1e9)
 
 
 class Refusing(nn.Module):

@@ -71,9 +71,15 @@ def in_company(engine: Engine, request: Request, run: Pass, *, anew: bool) -> No
         if engine.strains(run) and engine.shards is None:
             _gradients_unmoved(engine, request, run, list(halves(request.examples)))
         unmoved(known, list(halves(request.examples, every_two=every_two)))
-        if engine.shards is None and (anew or elsewhere_too(engine, run)):
-            with displaced(engine.parameters.values()):
-                unmoved(None, list(halves(request.examples)))
+        if anew or elsewhere_too(engine, run):
+            everyone = list(halves(request.examples))
+
+            def by_gradients() -> None:
+                run.rewind()
+                again = engine.forward(*engine.asked(request))
+                _gradients_unmoved(engine, request, again, everyone)
+
+            at_other_weights(engine, lambda: unmoved(None, everyone), by_gradients)
 
 
 #: How far weights are moved where examples are compared once more, and what is small next to that.
@@ -95,35 +101,47 @@ def elsewhere_too(engine: Engine, run: Pass) -> bool:
     for use in run.uses:
         at = ADDEND.get(use.name, len(use.args))
         added = [*use.args[at : at + 1], use.kwargs.get("bias")]
-        if "embedding" not in use.name:
-            factors |= {k for d in use.derived for k in d.params if not any(d.tensor is t for t in added)}
-    sizes = [parameters[k].detach().abs() for k in factors if parameters[k].numel()]
-    least = [(p.flatten(1).amax(1) if p.dim() > 1 else p).min() for p in sizes]
-    return bool(least) and bool(torch.stack([n.float() for n in least]).min() <= AWAY)
+        factors |= {k for d in use.derived for k in d.params if not any(d.tensor is t for t in added)}
+    largest = [parameters[k].detach().abs().amax().float() for k in factors if parameters[k].numel()]
+    return bool(largest) and bool(torch.stack(largest).min() <= AWAY)
+
+
+def at_other_weights(engine: Engine, compare: Callable[[], None], otherwise: Callable[[], None]) -> None:
+    """Compare with all trained weights moved a little; ``otherwise`` where the model does not run on such weights."""
+    if engine.shards is not None:
+        return  # each rank holds pieces of them
+    try:
+        with displaced(engine.parameters.values()):
+            compare()
+    except (ClippingError, torch.OutOfMemoryError):
+        raise
+    except Exception:  # noqa: BLE001  # whatever a model raises that asks something of its weights
+        otherwise()
 
 
 @contextmanager
 def displaced(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """The trained parameters a little elsewhere, inside.
+    """The trained parameters a little elsewhere, inside, further from zero and on the same side of it.
 
-    A loss does not tell what reaches it through a weight that is zero (a new adapter, a gate, ``LayerScale``) or through
-    two that cancel; the gradient of that weight does.
+    A loss does not tell what reaches it through a weight that is zero (a new adapter, a gate, ``LayerScale``) or
+    through two that cancel; the gradient of that weight does.
     """
-    held = [(p.data, p.detach().clone()) for p in parameters]
+    held = [(p, p.data, p.detach().clone()) for p in parameters]
     try:
-        for parameter, _ in held:
-            parameter.add_(_moves(parameter))
+        for _, values, _ in held:
+            values.add_(torch.where(values.real < 0, -1.0, 1.0) * _moves(values))
         yield
     finally:
-        for parameter, before in held:
-            parameter.copy_(before)
+        for parameter, values, before in held:
+            values.copy_(before)
+            parameter.data = values  # a model may have put others in their place (as CPT of peft projects them)
 
 
 def _moves(parameter: Tensor) -> Tensor:
-    """A small tensor in the shape of another, of rank one: fast, and of no structure that a model knows."""
+    """Small positive numbers in the shape of a tensor, of rank one: fast, and of no structure that a model knows."""
     found = torch.full((), AWAY, dtype=torch.float32)
     for size in parameter.shape:
-        found = found.unsqueeze(-1) * verify.directions(size)
+        found = found.unsqueeze(-1) * verify.around_one(size)
     return found.to(parameter.device, parameter.dtype)
 
 
@@ -141,6 +159,8 @@ def _unmoved(engine: Engine, request: Request, run: Pass, apart: Halves, before:
     moved = False
     try:
         known = losses(request) if before is None else before
+        if before is None and not bool((known.isfinite() | ~run.losses.isfinite()).all()):
+            raise ArithmeticError  # the model does not run on these weights
         for stay, index in apart:
             one, two = (t[stay.to(t.device)] for t in (known, losses(request.picked(index))))
             moved = moved or not bool(((two - one).abs() <= UNMOVED * (1 + one.abs())).all())
@@ -323,20 +343,25 @@ def resized(engine: Engine, request: Request, tolerance: float, *, always: bool)
         return
     order, half = torch.tensor(verify.a_few(examples, examples)), (examples + 1) // 2
     parts = [order[:half].sort().values, *([order[half:].sort().values] if always else [])]
-    rewind, losses = remember(engine.device), list[Tensor]()
-    moved = displaced(engine.parameters.values() if engine.shards is None else ())
-    with kept(engine.device), evaluating(engine.model), torch.enable_grad(), moved:
-        try:
-            for some in (request, *map(request.picked, parts)):
-                rewind()
-                losses.append(engine.losses(some).detach().double())
-        except REFUSED as error:
-            if isinstance(error, ClippingError | torch.OutOfMemoryError):
-                raise
-            return  # a model that wants whole batches of one size does not run on another
-    one, two = losses[0][torch.cat(parts).to(losses[0].device)], torch.cat(losses[1:])
-    if bool(((one - two).abs() > tolerance * (1e-1 + one.abs())).any()):
-        raise BatchMixing(RESIZED)
+    rewind = remember(engine.device)
+
+    def compare() -> None:
+        losses: list[Tensor] = []
+        with kept(engine.device), evaluating(engine.model), torch.enable_grad():
+            try:
+                for some in (request, *map(request.picked, parts)):
+                    rewind()
+                    losses.append(engine.losses(some).detach().double())
+            except REFUSED as error:
+                if isinstance(error, ClippingError | torch.OutOfMemoryError):
+                    raise
+                return  # a model that wants whole batches of one size does not run on another
+        one, two = losses[0][torch.cat(parts).to(losses[0].device)], torch.cat(losses[1:])
+        if bool(((one - two).abs() > tolerance * (1e-1 + one.abs())).any()):
+            raise BatchMixing(RESIZED)
+
+    compare()
+    at_other_weights(engine, compare, lambda: None)  # it has run on its own
 
 
 def unfelt(

@@ -67,6 +67,13 @@ from tacit.sgd.torch_compat import version as version_of
 Method = Literal["operations", "examples"]
 
 
+COMPILES = (
+    "the model calls an operator that torch compiles as it runs (torch.cond), whose inside cannot be watched: write "
+    "the choice in Python, or with torch.where. method='examples' takes the model as it is, one example at a time. "
+    "See: tacit explain no-rule"
+)
+
+
 @dataclass(frozen=True)
 class Request:
     """What is asked of an engine: the clipped sums of one loss over one batch.
@@ -416,9 +423,11 @@ class Engine:
             capture.finish([values], rewind)
             if isinstance(scalars, Scalars) and scalars.read and not capture.doubt:  # by scripted code, say
                 self.doubted[where] = UNSEEN
-        except BaseException:
+        except BaseException as error:
             if state is not None:
                 self.forgotten(state, capture, "it did not end")
+            if type(error).__module__ == "torch._dynamo.exc":
+                raise ClippingError(COMPILES) from error
             raise
         doubt = self.doubt_of(capture, [values], where)
         if state is not None:

@@ -185,7 +185,10 @@ def repeated(before: Tensor, after: Tensor, tolerance: float) -> None:
         )
 
 
-ITS_GRADIENT = "a hook, a custom autograd function or a value without a gradient changed its gradient, which"
+ITS_GRADIENT = (
+    "a hook, a custom autograd function, a value without a gradient or what a weight of zero hides changed its "
+    "gradient, which"
+)
 
 
 def gradients_stay(engine: Engine, run: Pass, swapped: Pass, weights: Tensor) -> bool:
@@ -403,10 +406,9 @@ def some_weights(like: Tensor, places: Tensor) -> Tensor:
     return weights
 
 
-def directions(count: int) -> Tensor:
-    """Numbers at random between a half and one and a half, up or down."""
-    up = torch.rand(count, generator=_choice) < 0.5
-    return (torch.rand(count, generator=_choice) + 0.5) * torch.where(up, 1.0, -1.0)
+def around_one(count: int) -> Tensor:
+    """Numbers at random between a half and one and a half."""
+    return torch.rand(count, generator=_choice) + 0.5
 
 
 def one_hot(like: Tensor, k: int) -> Tensor:

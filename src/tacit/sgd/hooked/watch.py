@@ -430,9 +430,15 @@ class Watch:
                 if call.whole:
                     self._weighed(call, other, stay)
             run = Pass(call.uses, torch.ones(call.rows), call.rows, call.key)
-            if self.engine.shards is None and (call.anew or company.elsewhere_too(self.engine, run)):
-                with company.displaced(self.engine.parameters.values()):
-                    collections.deque(unmoved(losses(leaves), every_two=False), maxlen=0)
+            if call.anew or company.elsewhere_too(self.engine, run):
+
+                def compare() -> None:
+                    moved = losses(leaves)
+                    if not bool((moved[0].isfinite() | ~known[0].isfinite()).all()):
+                        raise ArithmeticError
+                    collections.deque(unmoved(moved, every_two=False), maxlen=0)
+
+                company.at_other_weights(self.engine, compare, lambda: self._gradients_unmoved(call, leaves))
             if call.severed or self.engine.doubted_as(call.key) in self.engine.strained:
                 self._gradients_unmoved(call, leaves)
         except company.REFUSED as error:
@@ -461,10 +467,14 @@ class Watch:
     def _resized(self, call: Call) -> None:
         """How many examples a batch has is private: half of them must give what all of them give."""
         order, half = torch.tensor(verify.a_few(call.rows, call.rows)), (call.rows + 1) // 2
-        with company.displaced(self.engine.parameters.values() if self.engine.shards is None else ()):
+
+        def compare() -> None:
             for keep in (order[:half].sort().values, order[half:].sort().values):
                 if len(keep):
                     self._without_others(call, keep)
+
+        compare()
+        company.at_other_weights(self.engine, compare, lambda: None)  # it has run on its own
 
     def _without_others(self, call: Call, keep: Tensor) -> None:
         leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in call.leaves]
