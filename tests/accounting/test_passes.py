@@ -448,3 +448,9 @@ def test_a_tail_is_a_probability() -> None:
         cut * 3 + acc.PoissonSampled(acc.PureDP(0.152517), 0.0123597) * 2 + acc.BallsInBins(acc.Gaussian(7.585), 2) * 3
     )
     assert 0 < acc.delta(run, 0.0).lower <= acc.delta(run, 0.0).upper < 1
+
+
+def test_a_delta_too_small_for_any_curve_is_still_small() -> None:
+    """δ was said to be at most 1 where it is below 1e-250, and where the same run without bins has 7.5e-10."""
+    run = acc.BallsInBins(acc.Gaussian(26.6356), 146) * 50 + acc.PoissonSampled(acc.PureDP(0.816543), 0.000566255) * 97
+    assert acc.delta(run, 1.5).upper < 1e-200
