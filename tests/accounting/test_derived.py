@@ -256,3 +256,20 @@ def test_a_draw_has_a_price_far_beyond_where_its_terms_have_a_number() -> None:
     drawn = acc.GDP(0.0115061) * 140 + acc.Either(acc.GDP(1.52255), acc.Gaussian(8.61454), 0.484944)
     price = acc.delta(drawn, 1e5, adjacency="zero-out", group=2)
     assert price.lower == 0 < price.upper < 1e-300
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.3])
+def test_ranges_of_two_sizes_cost_no_more_than_if_one_were_only_pure(epsilon: float) -> None:
+    """Two kinds were added up by their Rényi divergences alone: δ(0) was 0.143, and 0.114 with the weaker statement."""
+    few, many = acc.ExponentialMechanism(0.1137) * 15, acc.ExponentialMechanism(0.0252) * 50
+    weaker = acc.delta(acc.PureDP(0.0252) * 50 + few, epsilon)
+    assert acc.delta(many + few, epsilon).upper <= weaker.upper * (1 + 1e-9)
+    drawn = acc.Either(acc.ExponentialMechanism(0.0252), acc.ExponentialMechanism(0.0126)) * 50
+    assert acc.delta(drawn + few, epsilon).upper < weaker.upper
+
+
+def test_ranges_beside_a_renyi_statement_cost_no_more_than_if_they_were_only_pure() -> None:
+    beside = acc.ZCDP(1e-7)
+    for epsilon in (0.0, 0.2):
+        strong = acc.delta(acc.ExponentialMechanism(0.5) + beside, epsilon)
+        assert strong.upper <= acc.delta(acc.PureDP(0.5) + beside, epsilon).upper * (1 + 1e-9)

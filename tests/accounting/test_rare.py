@@ -208,3 +208,11 @@ def test_what_a_curve_is_asked_first_does_not_change_what_it_says(run: acc.Mecha
     at = [0.0, 0.05, 0.21, 0.33, 0.5, 0.52, 1.4]
     forwards, backwards = Reader(run, "add-remove", 1), Reader(run, "add-remove", 1)
     assert [forwards.upper(x) for x in at] == [backwards.upper(x) for x in reversed(at)][::-1]
+
+
+def test_few_uses_of_much_discrete_noise_cost_what_they_are_worth() -> None:
+    """A lattice of all its atoms was refused, and ε was said to lie in [0, 0.0096]."""
+    price = acc.epsilon(acc.DiscreteGaussian(20000.0) * 5, 1e-9)
+    continuous = acc.epsilon(acc.Gaussian(20000.0) * 5, 1e-9)
+    assert price.lower <= continuous.upper <= price.upper * (1 + 1e-6)
+    assert price.width < 1e-4 * continuous.upper

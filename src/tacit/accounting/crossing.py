@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Protocol
 
-from tacit.accounting.losses import Loss
+from tacit.accounting.contour import Parts
+from tacit.accounting.losses import ACCURACY, AtomsLoss, Loss
 from tacit.accounting.renyi import overflow_cost
 
 #: An ε that would be larger than this is reported as infinite.
@@ -48,6 +50,54 @@ class OneStep:
         width = 1e-6 * (1 + abs(epsilon))
         ahead, _ = self.loss.profile(epsilon + width)
         return math.log(value), min((ahead / value - 1) / width, -1e-300)
+
+
+class LargestLoss:
+    """δ(ε) of a composition, from the event that every use has its largest loss: P(1 - e^{ε - L}) of its mass P.
+
+    That is a lower bound everywhere and exact above the second largest loss, so it prices pure guarantees at small δ:
+    where the lattice has no digits left, and sooner.
+    """
+
+    def __init__(self, log_mass: float, error: float, largest: float, second: float) -> None:
+        self.log_mass, self.error, self.largest, self.second = log_mass, error, largest, second
+        self.start = largest / 2
+
+    @classmethod
+    def of(cls, parts: Parts) -> LargestLoss | None:
+        """The curve, if every loss takes its largest value with a probability above 0."""
+        log_mass, error, gap = 0.0, 0.0, math.inf
+        for loss, times in parts:
+            values, masses = loss.atoms()
+            at_top = values == loss.supremum
+            if not (math.isfinite(loss.supremum) and masses[at_top].any()):
+                return None
+            log_mass += times * math.log(math.fsum(masses[at_top]))
+            error += times * ACCURACY
+            below = values[~at_top].max(initial=-math.inf) if isinstance(loss, AtomsLoss) else loss.supremum
+            gap = min(gap, loss.supremum - float(below))
+        largest = largest_loss(parts)
+        if not (0 < largest < LARGEST) or error > 0.1:
+            return None
+        second = largest - gap + 1e-14 * (largest + (gap if math.isfinite(gap) else 0.0))
+        return cls(log_mass, error + 1e-15 * abs(log_mass), largest, second)
+
+    def interval(self, epsilon: float) -> tuple[float, float]:
+        """A certified interval that contains δ(ε)."""
+        rounding = 1e-15 * self.largest
+        mass = math.exp(self.log_mass)
+        low = mass * (1 - self.error) * -math.expm1(min(epsilon - (self.largest - rounding), 0.0)) * (1 - 1e-15)
+        if epsilon < self.second:
+            return low, 1.0
+        high = mass * (1 + self.error) * -math.expm1(min(epsilon - self.largest - rounding, 0.0)) * (1 + 1e-15)
+        return low, min(1.0, high + sys.float_info.min) if epsilon < self.largest else 0.0
+
+    def middle(self, epsilon: float) -> tuple[float, float]:
+        """log δ(ε) and its slope, for root finding."""
+        if epsilon >= self.largest:
+            return -math.inf, -1.0
+        share = -math.expm1(epsilon - self.largest)
+        return self.log_mass + math.log(share), (share - 1) / share
 
 
 def together(infinite: tuple[float, float], low: float, high: float) -> tuple[float, float]:
@@ -158,3 +208,21 @@ def _newton(x: float, value: float, slope: float, too_low: float, too_high: floa
     if not too_low < y < too_high:
         y = 0.5 * (max(too_low, x - limit) + min(too_high, x + limit))
     return y
+
+
+def largest_loss(parts: Parts) -> float:
+    """The largest loss that the composition can have, rounded up."""
+    return sum_of([(loss.supremum, times) for loss, times in parts])
+
+
+def sum_of(terms: list[tuple[float, int]]) -> float:
+    """A sum of multiples, rounded up, of the numbers that their shortest digits name: three times 0.1 is 0.3.
+
+    A guarantee is stated in decimal digits. The float nearest to 0.1 is a little more, so that the sum of the floats,
+    rounded up, would be 0.30000000000000004.
+    """
+    if any(math.isinf(value) for value, _ in terms):
+        return math.inf
+    exact = sum((Fraction(repr(float(value))) * times for value, times in terms), Fraction(0))
+    rounded = float(exact)
+    return rounded if Fraction(repr(rounded)) >= exact else math.nextafter(rounded, math.inf)

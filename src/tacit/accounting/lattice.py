@@ -215,9 +215,10 @@ class LatticeCurve:
     def __init__(self, parts: Parts, at: Abscissa, log_delta: float, size: int, period: float, guide: Parts) -> None:
         """``guide`` is a coarse law of the same losses, by which good abscissas are found cheaply."""
         self.step = choose_step(parts, period / size)
-        if period / self.step > MAX_CELLS:  # a step that carries all atoms may be up to twice as fine as was asked for
+        longest = max(period, *(float(np.ptp(np.append(loss.atoms()[0], 0.0))) for loss, _ in parts))
+        if longest / self.step > MAX_CELLS:  # a step that carries all atoms may be up to twice as fine as was asked for
             self.step = choose_step(parts, 2 * period / size)
-        if period / self.step > MAX_CELLS:  # atoms so close to each other are moved as if they were continuous
+        if longest / self.step > MAX_CELLS:  # atoms so close to each other are moved as if they were continuous
             self.step = period / size
         self.size = 1 << max(4, math.ceil(math.log2(period / self.step)))
         if self.size > MAX_CELLS:

@@ -437,7 +437,7 @@ def normal_cells(edges: Array) -> Array:
         return np.asarray(np.maximum(ndtr(b) - ndtr(a), 0.0))
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=4)  # up to 25 MB each
 def discrete_gaussian_atoms(sigma: float, shift: int) -> tuple[Array, Array, float]:
     """Loss values and P-masses of N_Z(shift, σ²) against N_Z(0, σ²), on all integers with mass above 1e-320."""
     reach = math.ceil(38.5 * sigma) + 2

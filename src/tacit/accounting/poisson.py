@@ -294,7 +294,7 @@ def _noiseless(inner: Mechanism) -> bool:
     return isinstance(inner, NOISE) and 0 in (getattr(inner, "scale", 1), getattr(inner, "sigma", 1))
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=4)
 def _sampled_pair(sampled: PoissonSampled, adjacency: str, direction: str, group: int) -> Loss | None:
     """The pair of what is not Gaussian noise, made once."""
     if adjacency == "replace-one" or isinstance(sampled.mechanism, RandomizedResponse):

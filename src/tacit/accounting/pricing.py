@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 import math
 import sys
 from collections.abc import Generator, Iterator
@@ -30,10 +31,10 @@ from tacit.accounting.contour import (
     log_kappa,
     log_mgf_real,
 )
-from tacit.accounting.crossing import LARGEST, Crossing, Curve, Ends, OneStep, together
+from tacit.accounting.crossing import Crossing, Curve, Ends, LargestLoss, OneStep, largest_loss, sum_of, together
 from tacit.accounting.derived import joined, law_below
 from tacit.accounting.errors import AccountingError
-from tacit.accounting.losses import ACCURACY, AtomsLoss, GaussianLoss, Loss
+from tacit.accounting.losses import AtomsLoss, GaussianLoss, Loss
 from tacit.accounting.mechanisms import (
     LARGEST_SHIFT,
     ExponentialMechanism,
@@ -52,12 +53,15 @@ BELOW, OWN_POINTS = 24.0, 160
 ROUGH = 0.02
 #: Finite laws are multiplied out up to this many outcomes.
 MOST_OUTCOMES = 3000
+#: Of so many mechanisms of bounded range all choices are tried.
+MOST_RANGES = 3
 #: A δ of a composition below this is not worth a finer curve.
 NOTHING = 1e-25
 #: log of the δ down to which bounds become a pair where δ itself is asked for.
 LEAST = -70.0
 #: The least number of full precision.
 LEAST_NUMBER = sys.float_info.min
+Members = list[tuple[Mechanism, int]]
 #: At δ = 0, how far below the upper end the lower one lies: more than a sum of floats can be off.
 PURE_ROUNDING = 1e-12
 
@@ -174,7 +178,7 @@ class _Question:
         self.extra = sum(times * part.extra_delta(self.group) for part, times in members)
         self.tight = all(part.is_tight(adjacency, self.group) for part, _ in members)
         #: parts of which no pair is known, only Rényi divergences or bounds on δ(ε) of their own
-        self.stated: list[tuple[Mechanism, int]] = []
+        self.stated: Members = []
         self.upper = [self._losses(d, upper=True) for d in DIRECTIONS]
         self.tight = self.tight and not self.stated
 
@@ -226,7 +230,7 @@ class _Question:
         """ε at δ = 0: the parts' largest losses added up, in the direction where they are larger."""
         sums = [
             [
-                _sum_of([(self._largest_loss(part, direction, upper=upper), times) for part, times in self.members])
+                sum_of([(self._largest_loss(part, direction, upper=upper), times) for part, times in self.members])
                 for direction in DIRECTIONS
             ]
             for upper in (False, True)
@@ -288,36 +292,43 @@ class _Question:
     def _standing(self, log_least: float) -> Iterator[Parts]:
         """Pairs that stand for the parts without one, in every valid way that may be the best.
 
-        Equal mechanisms of bounded range have a worst case of their own. Those that bound their own δ(ε) stand for
-        themselves; what only has Rényi divergences is added up first and then
-        becomes one pair (docs/explanation/derived-pairs.md).
+        Some stand for themselves, use by use: those that bound their own δ(ε), and those of bounded range as pure
+        guarantees. The others are added up first and then become one pair (docs/explanation/derived-pairs.md).
         """
-        if len(self.stated) == 1 and isinstance(alike := self.stated[0][0], ExponentialMechanism):
-            range_of_all = pair_of_bounded_range(
-                alike.epsilon * self.group, self.stated[0][1], 4.0 * math.floor(log_least / 4)
-            )
-            if range_of_all is not None:
-                yield [(range_of_all, 1)]
-                if any(self.upper):
-                    return  # orders are seldom better, and take longer
-        own = [(part, times) for part, times in self.stated if isinstance(part, OwnPrice)]
+        own = [member for member in self.stated if isinstance(member[0], OwnPrice)]
         rest = [member for member in self.stated if member not in own]
-        ways = [(own, rest)] if own else []
-        if any(self.upper) or own:
-            ways.append(([], self.stated))
-        for single, added in ways:
-            parts: Parts = []
-            for part, times in single:
-                loss = own_pair(part, self.adjacency, self.group, 4.0 * math.floor(log_least / 4))
-                parts.append((loss, times))
+        ranges = [member for member in rest if isinstance(member[0], ExponentialMechanism)]
+        ways = [own, []] if own else [[]]
+        if len(rest) > 1:
+            ways += [own + some for some in _some_of(ranges)]
+        for single in ways:
+            added = [member for member in self.stated if member not in single]
+            parts = [(self._single(part, 4.0 * math.floor(log_least / 4)), times) for part, times in single]
             if added:
-                together = standing_pair(
-                    Composed(tuple(added), unit=self.mechanism.unit), self.adjacency, self.group, log_least
-                )
+                together = self._added(added, log_least)
                 if together is None:
                     continue
                 parts.append((together, 1))
             yield parts
+
+    def _single(self, part: Mechanism, log_least: float) -> Loss:
+        """A symmetric pair for one use of a part."""
+        if isinstance(part, OwnPrice):
+            return own_pair(part, self.adjacency, self.group, log_least)
+        assert isinstance(part, ExponentialMechanism)
+        loss = PureDP(part.epsilon).pair(self.adjacency, DIRECTIONS[0], self.group)
+        assert loss is not None
+        return loss
+
+    def _added(self, members: Members, log_least: float) -> Loss | None:
+        """A symmetric pair for all uses of these; equal mechanisms of bounded range have a worst case of their own."""
+        alike, times = members[0]
+        if len(members) == 1 and isinstance(alike, ExponentialMechanism):
+            worst = pair_of_bounded_range(alike.epsilon * self.group, times, 4.0 * math.floor(log_least / 4))
+            if worst is not None:
+                return worst
+        composed = Composed(tuple(members), unit=self.mechanism.unit)
+        return standing_pair(composed, self.adjacency, self.group, log_least)
 
     def _direction_epsilon(
         self, parts: Parts, delta: float, enough: float = 0.0, *, claim: bool = False
@@ -328,7 +339,7 @@ class _Question:
         what needs no curve is answered first.
         """
         infinite, finite = _split(parts)
-        best = max(0.0, _largest_loss(finite))
+        best = max(0.0, largest_loss(finite))
         rest = delta - infinite[1] - 2 * self.extra
         if infinite[0] > delta:
             return math.inf, math.inf
@@ -414,6 +425,15 @@ class _Question:
             pass
         yield None
 
+    def _far_out(self, finite: Parts, epsilon: float) -> float:
+        """An upper bound where δ(ε) is too small for any curve: δ at a smaller ε, or without sampling."""
+        for nearer in (epsilon / 2**n for n in range(1, 7)):
+            if (curve := next(self._candidates(finite, epsilon=nearer))) is not None:
+                return curve.interval(nearer)[1]
+        simpler = [(loss.unsampled(), times) for loss, times in finite]
+        changed = any(one is not loss for (one, _), (loss, _) in zip(simpler, finite, strict=True))
+        return self._direction_delta(simpler, epsilon)[1] if changed else 1.0
+
     def _renyi(self) -> RenyiCurve:
         return RenyiCurve(self.mechanism, adjacency=self.adjacency, group=self.group)
 
@@ -488,10 +508,12 @@ class _Question:
         infinite, finite = _split(parts)
         slack = overflow_cost(self.extra, epsilon)
         low, high = 0.0, 1.0
-        if epsilon >= _largest_loss(finite):
+        if epsilon >= largest_loss(finite):
             return max(0.0, infinite[0] - slack), min(1.0, infinite[1] + slack)
         candidates = self._candidates(finite, epsilon=epsilon)
         curve = next(candidates)
+        if curve is None and epsilon > 0:
+            high = self._far_out(finite, epsilon)
         while curve is not None:
             one_low, one_high = curve.interval(epsilon)
             gained = high - one_high
@@ -503,6 +525,14 @@ class _Question:
             curve = candidates.send((high - low) / wanted)
         low, high = together(infinite, low, high)
         return max(0.0, low - slack), min(1.0, high + slack)
+
+
+def _some_of(ranges: Members) -> list[Members]:
+    """Which mechanisms of bounded range to take as pure: all choices, or of many all but the one that gains most."""
+    if len(ranges) <= MOST_RANGES:
+        return [list(some) for n in range(1, len(ranges) + 1) for some in itertools.combinations(ranges, n)]
+    most = max(ranges, key=lambda m: m[1] * m[0].largest_loss("add-remove", DIRECTIONS[0]) ** 2)
+    return [[member for member in ranges if member is not most]]
 
 
 @functools.lru_cache(maxsize=64)
@@ -531,7 +561,7 @@ class Reader:
         self.question = _Question(mechanism, adjacency, group, None)
         self.kept: dict[tuple[int, float], Curve] = {}
         split = [_split(parts) for parts in self.question.upper]
-        self.split = [(infinite, finite, _largest_loss(finite)) for infinite, finite in split]
+        self.split = [(infinite, finite, largest_loss(finite)) for infinite, finite in split]
 
     def upper(self, epsilon: float) -> float:
         """A certified upper bound on δ(ε), the larger of both directions."""
@@ -598,54 +628,6 @@ def _joined(parts: Parts) -> Parts:
     return [*((loss, times) for loss, times in parts if not isinstance(loss, AtomsLoss)), (together, 1)]
 
 
-class LargestLoss:
-    """δ(ε) of a composition, from the event that every use has its largest loss: P(1 - e^{ε - L}) of its mass P.
-
-    That is a lower bound everywhere and exact above the second largest loss, so it prices pure guarantees at small δ:
-    where the lattice has no digits left, and sooner.
-    """
-
-    def __init__(self, log_mass: float, error: float, largest: float, second: float) -> None:
-        self.log_mass, self.error, self.largest, self.second = log_mass, error, largest, second
-        self.start = largest / 2
-
-    @classmethod
-    def of(cls, parts: Parts) -> LargestLoss | None:
-        """The curve, if every loss takes its largest value with a probability above 0."""
-        log_mass, error, gap = 0.0, 0.0, math.inf
-        for loss, times in parts:
-            values, masses = loss.atoms()
-            at_top = values == loss.supremum
-            if not (math.isfinite(loss.supremum) and masses[at_top].any()):
-                return None
-            log_mass += times * math.log(math.fsum(masses[at_top]))
-            error += times * ACCURACY
-            below = values[~at_top].max(initial=-math.inf) if isinstance(loss, AtomsLoss) else loss.supremum
-            gap = min(gap, loss.supremum - float(below))
-        largest = _largest_loss(parts)
-        if not (0 < largest < LARGEST) or error > 0.1:
-            return None
-        second = largest - gap + 1e-14 * (largest + (gap if math.isfinite(gap) else 0.0))
-        return cls(log_mass, error + 1e-15 * abs(log_mass), largest, second)
-
-    def interval(self, epsilon: float) -> tuple[float, float]:
-        """A certified interval that contains δ(ε)."""
-        rounding = 1e-15 * self.largest
-        mass = math.exp(self.log_mass)
-        low = mass * (1 - self.error) * -math.expm1(min(epsilon - (self.largest - rounding), 0.0)) * (1 - 1e-15)
-        if epsilon < self.second:
-            return low, 1.0
-        high = mass * (1 + self.error) * -math.expm1(min(epsilon - self.largest - rounding, 0.0)) * (1 + 1e-15)
-        return low, min(1.0, high + sys.float_info.min) if epsilon < self.largest else 0.0
-
-    def middle(self, epsilon: float) -> tuple[float, float]:
-        """log δ(ε) and its slope, for root finding."""
-        if epsilon >= self.largest:
-            return -math.inf, -1.0
-        share = -math.expm1(epsilon - self.largest)
-        return self.log_mass + math.log(share), (share - 1) / share
-
-
 def _split(parts: Parts) -> tuple[tuple[float, float], Parts]:
     """Bounds on the mass of infinite loss in the composition, and the parts conditioned on a finite loss."""
     log_finite = 0.0
@@ -664,21 +646,3 @@ def _split(parts: Parts) -> tuple[tuple[float, float], Parts]:
         return (failing[0][0], failing[0][0]), rest
     mass = -math.expm1(log_finite)
     return (mass * (1 - 1e-14), min(1.0, mass * (1 + 1e-14))), rest
-
-
-def _largest_loss(parts: Parts) -> float:
-    """The largest loss that the composition can have, rounded up."""
-    return _sum_of([(loss.supremum, times) for loss, times in parts])
-
-
-def _sum_of(terms: list[tuple[float, int]]) -> float:
-    """A sum of multiples, rounded up, of the numbers that their shortest digits name: three times 0.1 is 0.3.
-
-    A guarantee is stated in decimal digits. The float nearest to 0.1 is a little more, so that the sum of the floats,
-    rounded up, would be 0.30000000000000004.
-    """
-    if any(math.isinf(value) for value, _ in terms):
-        return math.inf
-    exact = sum((Fraction(repr(float(value))) * times for value, times in terms), Fraction(0))
-    rounded = float(exact)
-    return rounded if Fraction(repr(rounded)) >= exact else math.nextafter(rounded, math.inf)
