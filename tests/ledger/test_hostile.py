@@ -120,6 +120,18 @@ def test_a_fault_of_the_service_is_told_to_its_operator_and_not_to_the_client(in
     assert "list index" not in told["message"]
 
 
+def test_no_answer_says_where_the_service_keeps_its_files(inside):
+    """A stranger was told the path of the file of tokens, where somebody had broken it."""
+    path = inside.tokens.path
+    (path.parent / "p.db").write_bytes(b"")
+    told = inside("charge", REQUESTS["charge"])[1]["message"]
+    path.write_text("broken")
+    status, answer = inside("datasets", {}, secret="nobody's")
+    assert (status, answer["message"]) == (503, "the file of tokens is no file of tokens: tacit ledger token makes one")
+    assert "this service's ledger" in told
+    assert str(path.parent) not in told + answer["message"]
+
+
 def test_a_token_whose_requests_take_minutes_leaves_room_for_the_others(inside, monkeypatch):
     """Forty requests for prices that take minutes held all threads of the service: nobody else was answered."""
     monkeypatch.setattr("tacit.ledger.service.AT_ONCE", 2)
