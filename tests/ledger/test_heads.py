@@ -77,6 +77,21 @@ def test_a_replaced_row_0_grants_nothing(file):
         ledger.budget("people")
 
 
+def test_an_old_entry_that_was_deleted_is_missed_where_it_is_looked_up(file):
+    """The wrong version said that there was no such charge, and listed the others as if they were all."""
+    ledger = Ledger(file)
+    number = ledger.history("people")[0].charge
+    sql(file, ("DELETE FROM tacit_entries WHERE seq = 1", ()))
+    for look in (
+        lambda: ledger.record("people", number),
+        lambda: ledger.history("people", limit=10),
+        lambda: ledger.resume("people", number),
+        lambda: ledger.charge("people", acc.PureDP(0.5), number=number),
+    ):
+        with pytest.raises(LedgerTampered, match=r"entry 1 .* was deleted"):
+            look()
+
+
 def test_lowered_sums_in_the_newest_entry_grant_nothing(file):
     ledger = Ledger(file)
     ledger.charge("people", acc.PureDP(0.25))

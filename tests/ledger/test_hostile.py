@@ -120,6 +120,18 @@ def test_a_fault_of_the_service_is_told_to_its_operator_and_not_to_the_client(in
     assert "list index" not in told["message"]
 
 
+def test_no_answer_says_where_the_service_keeps_its_files(inside):
+    """A stranger was told the path of the file of tokens, where somebody had broken it."""
+    path = inside.tokens.path
+    (path.parent / "p.db").write_bytes(b"")
+    told = inside("charge", REQUESTS["charge"])[1]["message"]
+    path.write_text("broken")
+    status, answer = inside("datasets", {}, secret="nobody's")
+    assert (status, answer["message"]) == (503, "the file of tokens is no file of tokens: tacit ledger token makes one")
+    assert "this service's ledger" in told
+    assert str(path.parent) not in told + answer["message"]
+
+
 def test_a_token_whose_requests_take_minutes_leaves_room_for_the_others(inside, monkeypatch):
     """Forty requests for prices that take minutes held all threads of the service: nobody else was answered."""
     monkeypatch.setattr("tacit.ledger.service.AT_ONCE", 2)
@@ -177,8 +189,9 @@ def test_three_tokens_whose_requests_take_minutes_leave_room_for_the_others(insi
     assert asyncio.run(ask()) == 200
 
 
-def test_nothing_in_the_repository_of_an_anchor_is_run(tmp_path):
+def test_nothing_in_the_repository_of_an_anchor_is_run(tmp_path, monkeypatch):
     """Others write to it: a hook, and then a filter, of theirs ran as the service, which holds the key."""
+    monkeypatch.setattr(signing, "LOOSE", 5)
     ledger, repository = Ledger(), tmp_path / "heads"
     ledger.register("people", epsilon=1.0, delta=0.0)
 
@@ -200,6 +213,8 @@ def test_nothing_in_the_repository_of_an_anchor_is_run(tmp_path):
         assert len(read_anchor(repository)) == times
         ledger.charge("people", acc.PureDP(0.1))
     assert git("rev-list", "--count", "HEAD").strip() == "2"
+    assert git("count-objects").startswith("0 objects")  # packed: a year of heads, each minute, stays small
+    git("fsck", "--strict")
     assert git("cat-file", "blob", "HEAD:heads.jsonl") == (repository / "heads.jsonl").read_text()
 
 

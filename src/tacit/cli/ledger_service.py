@@ -306,11 +306,13 @@ def _did(like: Path) -> acc.Mechanism:
 def keys(
     destroy: Annotated[list[str] | None, option("A key to destroy. May be repeated.")] = None,
     older_than: Annotated[float | None, option("Destroy the keys that are older than so many days.")] = None,
+    runs: Annotated[Path, typer.Option(help="The folder that holds all runs.")] = Path("runs"),
 ) -> None:
     """List the keys of runs that have not ended, or destroy them: those runs cannot go on afterwards."""
+    from tacit.runs.journal import JournalError
     from tacit.runs.keys import destroy_key, kept_keys
 
-    there = kept_keys()
+    there = kept_keys(runs)
     names = set(destroy or ())
     unknown = names - {one.name for one in there}
     if unknown:
@@ -318,7 +320,10 @@ def keys(
     for one in there:
         gone = one.name in names or (older_than is not None and one.days > older_than)
         if gone:
-            destroy_key(one)
+            try:
+                destroy_key(one)
+            except JournalError as error:
+                fail(str(error))
         typer.echo(f"{one.name}\t{one.days:.1f} days\t{'destroyed' if gone else one.path}")
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: The name of the file of heads in a git repository.
 HEADS = "heads.jsonl"
+#: After how many loose objects git packs its repository: each commit holds all heads so far, and differs little.
+LOOSE = 300
 
 
 def _ed25519() -> Any:
@@ -242,6 +244,8 @@ def _commit(folder: Path, message: str) -> None:
     before = git("rev-parse", "--verify", "--quiet", "HEAD", absent=True)  # none in a new repository
     parents = ["-p", before] if before else []
     git("update-ref", "HEAD", git("commit-tree", git("write-tree"), *parents, "-m", message), before)
+    if int(git("count-objects").split()[0]) > LOOSE:
+        git("repack", "-q", "-a", "-d", "-k")  # not git gc, which can be told to run something
 
 
 def read_anchor(place: str | os.PathLike[str], public: str | None = None) -> list[dict[str, Any]]:

@@ -210,7 +210,7 @@ class SqlStore:
         places = sa.select(INDEX.c.seq).where(INDEX.c.dataset == dataset, INDEX.c.key == key, INDEX.c.seq > after)
         chosen = places.order_by(INDEX.c.seq).limit(limit)
         with self._reading(dataset) as connection:
-            return self._at(connection, dataset, list(connection.execute(chosen).scalars()))
+            return self._led_to(connection, dataset, list(connection.execute(chosen).scalars()))
 
     def owners(self, key: str) -> list[str]:
         """The data sets that have rows with this key."""
@@ -358,9 +358,19 @@ class SqlStore:
     def _at(self, connection: Connection, dataset: str, places: list[int]) -> list[Row]:
         return [Row(*row) for row in connection.execute(AT, {"of": dataset, "places": places})]
 
+    def _led_to(self, connection: Connection, dataset: str, places: list[int]) -> list[Row]:
+        """The rows at places that the index names: each of them was there."""
+        rows = self._at(connection, dataset, places)
+        if gone := set(places) - {row.seq for row in rows}:
+            raise LedgerTampered(
+                f"entry {min(gone)} of {dataset!r} in {self.place()} was deleted: the index still leads to it. "
+                "tacit ledger verify shows what is missing"
+            )
+        return rows
+
     def _find(self, connection: Connection, dataset: str, keys: list[str]) -> list[Row]:
-        places = connection.execute(FOUND, {"of": dataset, "keys": keys}).scalars()
-        rows = self._at(connection, dataset, list(places))
+        places = list(connection.execute(FOUND, {"of": dataset, "keys": keys}).scalars())
+        rows = self._led_to(connection, dataset, places)
         for row in rows:
             if digest(row.body) != row.hash or not set(keys) & set(keys_of(row.read())):
                 raise LedgerTampered(

@@ -147,6 +147,8 @@ def as_it_was(folder: Path) -> Iterator[None]:
                 raise
             if "the data" in error.changed:
                 why = f"data: these are not the data that {folder} was started with. Give those again to continue it"
+            elif "the key, which is gone" in error.changed:
+                why = f"{folder} does not continue: its key was destroyed, or is on another machine. Bring it here"
             else:
                 changed = ", ".join(error.changed)
                 why = f"{folder} does not continue: {changed} changed. Resume it with the same settings"
