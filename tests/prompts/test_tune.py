@@ -14,6 +14,7 @@ from tacit.prompts import LanguageModel, LanguageModelError, PromptError, Templa
 from tacit.prompts.adapters import AdaptedModel, adapt
 from tacit.prompts.tuning import LabelLoss, TextLoss, labelled, unlabelled
 from tacit.sgd.gradients.engine import Engine
+from tacit.sgd.training.kept import ORDER
 
 peft = pytest.importorskip("peft")
 
@@ -245,8 +246,12 @@ def test_a_persons_texts_stay_together_whatever_their_lengths():
     assert sorted(found) == sorted(expected)
 
 
-def tuned(ids, **more):
-    texts = [(f"a {'dull' if k % 2 else 'great'} film{' plot' * (k % 4)}", "no" if k % 2 else "yes") for k in range(24)]
+def tuned(ids, longer=0, **more):
+    """The text of number 5 says ``longer`` more words."""
+    texts = [
+        (f"{'dull' if k % 2 else 'great'} film" + " plot" * (k % 4 + longer * (k == 5)), "no" if k % 2 else "yes")
+        for k in range(24)
+    ]
     terms = {"noise_multiplier": 9.0, "epsilon": None, "delta": 1e-6, "steps": 1, "batch_size": 2, "compile": False}
     return tune(tiny.llama(), tiny.tokenizer(), ASK, WORDS, texts, method="soft", groups=ids, **{**terms, **more})
 
@@ -261,11 +266,19 @@ def test_a_text_without_an_owner_is_refused(missing):
         tuned([k % 6 for k in range(30)])
 
 
-def test_mails_have_senders_and_receivers():
+def test_mails_have_senders_and_receivers_and_what_they_say_does_not_decide_which_are_kept():
+    """Wrong version: mails in order of their length, which decides who comes first in the greedy bound."""
     ids = [[f"author {k % 6}", f"reader {k % 5}"] for k in range(24)]
-    done = tuned(ids, draw="rows", max_rows=3, steps=None, epochs=1)
-    training = done.fit.training
-    assert done.privacy.adjacency == "zero-out"
-    assert training.plan.kept == 3
+    kept = []
+    for longer in (0, 30):
+        done = tuned(ids, longer, draw="rows", max_rows=3, steps=None, epochs=1)
+        training = done.fit.training
+        rows = training.units.rows(ORDER).tolist()
+        lengths = training.records.tree["attention_mask"].sum(1).tolist()
+        kept.append([lengths[row] for row in rows if row != 5])
+        assert (lengths[5] > 30) == (longer > 0)
+    assert kept[0] == kept[1]
+    assert lengths != sorted(lengths)
+    assert (done.privacy.adjacency, training.plan.kept) == ("zero-out", 3)
     assert training.plan.sampler.size == len(training.units) < 24
     assert training.plan.steps == -(-len(training.units) // 2)

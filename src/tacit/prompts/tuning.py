@@ -28,7 +28,7 @@ from tacit.prompts.models import LanguageModel, label_logits, padded
 from tacit.prompts.text import Template, Verbalizer, examples, texts
 from tacit.sgd import Fit, fit
 from tacit.sgd.training.data import Records
-from tacit.sgd.training.kept import drawn
+from tacit.sgd.training.kept import drawn, lists_owners
 
 #: Learning rates of Adam that work for each method; LoRA's is that of Hanke et al. (2024).
 LEARNING_RATE = {"soft": 5e-3, "prefix": 5e-3, "lora": 1e-3}
@@ -301,7 +301,8 @@ def tune(
     settings.setdefault("source", data)  # a ledger knows the texts, not the tokens made of them
     if isinstance(loss, LabelLoss):
         settings.setdefault("metric", loss.accuracy)
-    if settings.get("sampler", "poisson") != "chunks":  # where who is with whom is drawn, not given by the order
+    # Where who is with whom is drawn, not given by the order; of rows with several owners it decides which are kept.
+    if settings.get("sampler", "poisson") != "chunks" and not lists_owners(groups):
         rows, groups = _by_length(rows, groups)
     # A pass is over what is drawn, people or texts, and over the announced number where there is one.
     count = settings.get("size") or drawn(groups, len(rows["input_ids"]), settings.get("draw", "units"), max_rows)
@@ -384,7 +385,7 @@ def _by_length(rows: dict[str, Tensor], owners: Any) -> tuple[dict[str, Tensor],
     if owners is not None:  # each as it was: an array would make a text of a missing id
         listed = list(owners)
         if len(listed) != len(order):
-            raise ValueError("groups must have one id, or a list of the ids of all owners, for each text")
+            raise ValueError("groups must have one id for each text")
         owners = [listed[row] for row in order.tolist()]
     return {name: column[order] for name, column in rows.items()}, owners
 

@@ -201,6 +201,12 @@ def _files(source: Any) -> list[Path]:
         )
     if not found or not all(file.is_file() for file in found):
         raise FileNotFoundError(f"there is no Parquet or Arrow file at {source}")
+    _refuse_odd(found)
+    return found
+
+
+def _refuse_odd(found: Sequence[Path]) -> None:
+    """Refuse files of other kinds, caches of rows that are there already, and one file under two names."""
     if odd := next((file for file in found if file.suffix.lower() not in (*PARQUET, *ARROW)), None):
         raise ValueError(f"{odd.name}: an index is made of {', '.join((*PARQUET, *ARROW))} files")
     if odd := next((file for file in found if not _is_data(file)), None):
@@ -211,7 +217,6 @@ def _files(source: Any) -> list[Path]:
         first = known.setdefault((state.st_dev, state.st_ino), file)
         if first is not file:
             raise ValueError(f"{first.name} and {file.name} are one file: whoever is in it would count twice")
-    return found
 
 
 def _is_data(file: Path) -> bool:
