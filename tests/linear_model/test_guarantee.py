@@ -34,6 +34,7 @@ from tacit.linear_model import (
     Ridge,
     SearchRefused,
     descent,
+    guarantee,
     inference,
     releases,
 )
@@ -210,7 +211,8 @@ def test_a_search_that_nobody_counts_is_refused():
 
 @pytest.mark.parametrize("rule", ["renyi", "sum"])
 @pytest.mark.parametrize("name", ["linear", "logistic", "pure"])
-def test_a_refusal_names_the_epsilon_that_would_fit(name, rule):
+def test_a_refusal_names_the_epsilon_that_would_fit(name, rule, monkeypatch):
+    monkeypatch.setattr(guarantee, "PATIENCE", 600.0)  # a busy machine would stop the search at a smaller one
     made = {
         "linear": lambda epsilon, ledger: LinearRegression(epsilon, ledger=ledger, **BOUNDS).fit(*numbers(300)),
         "logistic": lambda epsilon, ledger: LogisticRegression(epsilon, bounds=(0, 10), ledger=ledger).fit(

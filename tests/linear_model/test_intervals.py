@@ -179,8 +179,36 @@ def test_a_coefficient_that_the_noise_hides_is_named():
     assert np.isfinite(interval[2]).all()
 
 
+@pytest.mark.parametrize("kind", ["numbers", "classes"])
+def test_a_category_without_rows_hides_no_other(kind):
+    """Coefficients of least norm had a part of each category in all others: a clean table, in which nothing is "other",
+    had no interval for any of its categories at any ε, and a classifier's none at all.
+    """
+    ward = Categorical("ward", ["a", "b", "c"])
+    generator, fits = np.random.default_rng(0), []
+    for _ in range(12):
+        places, age = generator.integers(0, 3, 20_000), generator.uniform(-1, 1, 20_000)
+        slopes = np.array([-0.3, 0.0, 0.3]) if kind == "numbers" else np.array([-1.0, 0.0, 1.0])
+        frame = {"age": age, "ward": np.array(["a", "b", "c"])[places]}
+        if kind == "numbers":
+            frame["y"] = 0.2 * age + slopes[places] + 0.1 * generator.normal(size=20_000)
+            schema = Schema((Numeric("age", -1, 1), ward, Numeric("y", -1, 1, target=True)), Unit("record"))
+            fitted = LinearRegression(2.0, bounds=schema).fit(frame)
+        else:
+            y = (generator.random(20_000) < 1 / (1 + np.exp(-slopes[places]))).astype(int)
+            schema = Schema((Numeric("age", -1, 1), ward), Unit("record"))
+            fitted = LogisticRegression(10.0, bounds=schema).fit(frame, y)
+        with pytest.warns(PrivacyWarning, match="hides ward=other"):
+            interval = fitted.confidence_interval()
+        assert np.isinf(interval[4]).all()
+        assert np.isfinite(interval[:4]).all()
+        fits.append((fitted, np.r_[0.2 if kind == "numbers" else 0.0, slopes, np.nan]))
+    hits, total, _ = covered(fits)
+    assert enough(hits, total), (hits, total)
+
+
 def test_categories_that_add_up_to_the_constant_are_told_apart():
-    """The encoding leaves a direction open, which is public; the intervals are about coefficients of least norm."""
+    """The encoding leaves a direction open, which is public; categories average to zero over the rows."""
     schema = Schema(
         (Numeric("age", 0, 10), Categorical("ward", ["a", "b"], other=False), Numeric("y", -1, 1, target=True)),
         Unit("record"),
@@ -191,7 +219,7 @@ def test_categories_that_add_up_to_the_constant_are_told_apart():
         age, ward = generator.uniform(0, 10, 8000), generator.integers(0, 2, 8000)
         y = 0.04 * (age - 5) + 0.3 * ward + 0.1 * generator.normal(size=8000)
         private = LinearRegression(2.0, bounds=schema).fit({"age": age, "ward": np.array(["a", "b"])[ward], "y": y})
-        fits.append((private, np.array([0.04, -0.1, 0.2])))  # 0.1 for the constant: the shortest of all that fit
+        fits.append((private, np.array([0.04, -0.15, 0.15])))
         assert private.coef_ == pytest.approx(private.confidence_interval().mean(axis=1), abs=0.05)  # not shifted
     assert open_directions(private.features_, 4).tolist() == [[-1, 0, 1, 1]]
     hits, total, refused = covered(fits)

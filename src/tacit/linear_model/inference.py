@@ -4,7 +4,8 @@ A fit releases a matrix Â = A + E and a vector b̂ = Aθ + e, with noise of kno
 (:mod:`tacit.linear_model.solve`). Intervals need one that is not pulled towards anything, so this module solves
 Âθ = b̂ as it stands, but only in directions in which Â stands out of its own noise. A coefficient that depends on the
 other directions gets no interval. Directions that the encoding itself leaves open (the categories of a column add up to
-the constant) are known to everybody and are left out: coefficients are then those of least norm.
+the constant) are known to everybody and are left out. Of all coefficients with the same predictions those are stated
+whose categories average to zero over the rows (:class:`Reference`).
 
 Everything here is post-processing of released values, except :func:`score_sums`, which says what it releases.
 """
@@ -59,6 +60,23 @@ class Estimate:
     sample: Floats
     guess: float
     wider: Floats | None = None
+    reference: Reference | None = None
+
+    def referred(self, reference: Reference) -> Estimate:
+        """The same about the coefficients that ``reference`` states. For an estimate without a sample's part."""
+
+        def both(matrix: Floats) -> Floats:
+            return reference.of(reference.of(matrix).T)
+
+        return dataclasses.replace(
+            self,
+            theta=reference.of(self.theta),
+            inverse=reference.of(self.inverse),
+            hidden=both(self.hidden),
+            noise=both(self.noise),
+            wider=None if self.wider is None else reference.of(self.wider),
+            reference=reference,
+        )
 
     @property
     def covariance(self) -> Floats:
@@ -66,7 +84,7 @@ class Estimate:
         size = max(self.guess, float(np.linalg.norm(self.theta)))
         both = self.noise + self.sample
         if self.wider is not None:
-            both = self.wider @ both @ self.wider
+            both = self.wider @ both @ self.wider.T
         return both + size**2 * self.hidden
 
     def refused(self, functionals: Floats) -> npt.NDArray[np.bool_]:
@@ -91,13 +109,36 @@ def open_directions(features: Features, width: int) -> Floats:
     return np.array([one - ones[0] for one in ones[1:]]).reshape(-1, width)
 
 
-def least_norm(theta: Floats, features: Features) -> Floats:
-    """The shortest coefficients with the predictions of ``theta``: those that intervals are about."""
-    directions = open_directions(features, len(theta))
-    if not len(directions):
-        return theta
-    basis, _ = np.linalg.qr(directions.T)
+def without_open(theta: Floats, features: Features) -> Floats:
+    """The shortest coefficients with the predictions of ``theta``."""
+    basis, _ = np.linalg.qr(open_directions(features, len(theta)).T)
     return np.asarray(theta - basis @ (basis.T @ theta))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Reference:
+    """Which of the coefficients with the same predictions are stated: a column's categories average to zero over the
+    rows, and the constant takes up the rest. So a category without rows hides no other.
+
+    ``open`` holds the directions that change no prediction, ``shares`` the parts of the categories in their column.
+    """
+
+    open: Floats
+    shares: Floats
+
+    def of(self, values: Floats) -> Floats:
+        """Coefficients (or one column for each of several) as they are stated."""
+        return np.asarray(values - self.open.T @ (self.shares @ values))
+
+
+def reference(features: Features, width: int, counts: Floats | None = None) -> Reference:
+    """By the released numbers of rows, ``counts``, of which those of categories count; equal shares without them."""
+    directions = open_directions(features, width)
+    masks = [np.r_[np.zeros(width - len(mask)), mask] for mask in features.block_masks()]
+    rows = [mask if counts is None else mask * np.maximum(counts, 0.0) for mask in masks]
+    rows = [some if some.any() else mask for some, mask in zip(rows, masks, strict=True)]
+    shares = np.array([row / row.sum() for row in rows[len(rows) - len(directions) :]]).reshape(-1, width)
+    return Reference(directions, shares)
 
 
 def estimate(
@@ -155,7 +196,7 @@ def _complement(directions: Floats, size: int) -> Floats:
 
 def with_sample(found: Estimate, middle: Floats, ratios: Floats) -> Estimate:
     """Add the sample's uncertainty: inverse · ``middle`` · inverse, times ``ratios`` for each coefficient."""
-    plain = found.inverse @ middle @ found.inverse
+    plain = found.inverse @ middle @ found.inverse.T
     root = np.sqrt(ratios)
     return dataclasses.replace(found, sample=(plain + plain.T) / 2 * np.outer(root, root))
 

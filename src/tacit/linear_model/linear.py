@@ -52,7 +52,8 @@ class LinearBase(RegressorMixin, WithIntervals, PrivateEstimator):  # type: igno
 
     def _publish(self, task: Task, theta: Floats, found: Estimate | None, why: str = "") -> None:
         """Store released values in the table's units: coefficients, and what intervals are made of."""
-        theta = inference.least_norm(theta, task.features)
+        named = found.reference if found is not None else None
+        theta = (named or inference.reference(task.features, len(theta))).of(theta)
         matrix = unscale(theta, task.features, task.middle, task.half_width, intercept=self.fit_intercept)
         values = matrix @ theta
         self._set_names(task.features)
@@ -78,11 +79,9 @@ class LinearBase(RegressorMixin, WithIntervals, PrivateEstimator):  # type: igno
             value = x @ self._theta
         return np.asarray(self._middle + self._half_width * value)
 
-    def _estimated(
-        self, task: Task, gram: Floats, vector: Floats, noise: Noise, squares: float, penalty: Floats | None
-    ) -> Estimate:
-        """Unshrunk coefficients with the widest intervals that errors with ``squares`` in all can ask for."""
-        found = inference.estimate(
+    def _seen(self, task: Task, gram: Floats, vector: Floats, noise: Noise, penalty: Floats | None) -> Estimate:
+        """Unshrunk coefficients in the directions that stand out of the noise."""
+        return inference.estimate(
             gram,
             vector,
             noise.matrix,
@@ -91,6 +90,13 @@ class LinearBase(RegressorMixin, WithIntervals, PrivateEstimator):  # type: igno
             guess=self.coef_norm,
             penalty=penalty,
         )
+
+    def _estimated(
+        self, task: Task, gram: Floats, vector: Floats, noise: Noise, squares: float, penalty: Floats | None
+    ) -> Estimate:
+        """Unshrunk coefficients with the widest intervals that errors with ``squares`` in all can ask for."""
+        found = self._seen(task, gram, vector, noise, penalty)
+        found = found.referred(inference.reference(task.features, task.width, np.diag(gram)))
         ratios = inference.widest(found, gram, squares, task.shape, task.features)
         return inference.with_sample(found, gram, ratios)
 
@@ -345,7 +351,7 @@ class LinearRegression(LinearBase):
             noise_covariance(first, known.noise),
         )
         theta = steps(task.source, _residual, start, multiplier, penalty=penalty)[:, 0]
-        seen = self._estimated(task, known.gram, known.vector, known.noise, 0.0, penalty)
+        seen = self._seen(task, known.gram, known.vector, known.noise, penalty)
         apart = seen.theta - (np.eye(len(theta)) - seen.hidden) @ theta
         rank = np.linalg.matrix_rank(seen.noise, hermitian=True)
         distance = float(apart @ np.linalg.pinv(seen.noise, hermitian=True) @ apart)

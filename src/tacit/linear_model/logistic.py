@@ -207,7 +207,8 @@ class LinearClassifier(WithIntervals, PrivateClassifier):
 
     def _publish(self, task: Task, theta: Floats, found: Estimate | None, why: str = "") -> None:
         """θ is features x 1 (binary) or features x classes."""
-        theta = inference.least_norm(theta, task.features)
+        named = found.reference if found is not None else None
+        theta = (named or inference.reference(task.features, len(theta))).of(theta)
         matrix = unscale(theta, task.features, 0.0, 1.0, intercept=self.fit_intercept)
         values = matrix @ theta
         self._set_names(task.features)
@@ -460,9 +461,7 @@ class LogisticRegression(LinearClassifier):
         if made.pure or classes > 2:
             return theta, None, PURE if made.pure else SEVERAL
         theta, found = self._debiased(task, source, made, theta, float(counts.sum()))
-        odds = math.sqrt(float(np.trace(found.noise)) * task.shape.norm_squared / task.width)
-        # The Hessian is that of noisy coefficients: beyond this, the same noise would choose what is seen.
-        return (theta, found, "") if odds <= MOST_ODDS else (theta, None, NOISY)
+        return theta, found, "" if found is not None else NOISY
 
     def _counts(self, source: RowSource, multiplier: float) -> Floats:
         """Noisy numbers of rows in the classes.
@@ -475,11 +474,14 @@ class LogisticRegression(LinearClassifier):
 
     def _debiased(
         self, task: Task, source: RowSource, made: Perturbation, theta: Floats, count: float
-    ) -> tuple[Floats, Estimate]:
-        """Coefficients without the pull of the ridge that objective perturbation needs, and what intervals are made of.
+    ) -> tuple[Floats, Estimate | None]:
+        """Coefficients without the pull of the ridge that objective perturbation needs, and what intervals are made of:
+        nothing where the noise is too large for any.
 
-        With H = Σp(1-p)xxᵀ, the minimiser without ridge λ and noise b is θ* = θ + H⁻¹(λθ + b) to first order.
+        With H = Σp(1-p)xxᵀ, the minimiser without ridge λ and noise b is θ* = θ + H⁻¹(λθ + b) to first order. Where no
+        prediction depends on θ, it is b/λ: that part is left out, as the noise of H would carry it everywhere.
         """
+        theta = inference.without_open(theta, task.features)
         _, hessian, scores = made.further
         release = releases.GaussianMatrix(task.shape, task.width)
         noisy = release.release(curvature(source, theta), hessian) / 4
@@ -510,10 +512,14 @@ class LogisticRegression(LinearClassifier):
             guess=self.coef_norm,
             penalty=penalty,
         )
+        odds = math.sqrt(float(np.trace(found.noise)) * task.shape.norm_squared / task.width)
+        found = found.referred(inference.reference(task.features, task.width, np.diag(noisy)))
         rows = max(count, task.width + 1.0)
         middle = np.asarray(noisy)
         ratios = inference.score_sums(source, binary_residual, theta[:, 0], found, middle, 1.0, rows, scores)
-        return solution.theta[:, None], inference.with_sample(found, middle, ratios)
+        # The Hessian is that of noisy coefficients: beyond this, the same noise would choose what is seen.
+        stated = inference.with_sample(found, middle, ratios) if odds <= MOST_ODDS else None
+        return solution.theta[:, None], stated
 
     def _sgd(self, task: Task) -> None:
         from tacit.linear_model import by_sgd

@@ -28,8 +28,9 @@ Floats = npt.NDArray[np.float64]
 
 #: The gradient that may be left, in units of a row's length: half for the solver and half for rounding.
 TOLERANCE = 1e-6
-#: The part of ε that pays for the Jacobian, fixed in advance; it decides λ.
-JACOBIAN_SHARE = 0.25
+#: The part of ε that pays for the Jacobian, fixed in advance, and the most that does; it decides λ. A smaller λ would
+#: leave large coefficients, made of noise alone, to what no row tells about.
+JACOBIAN_SHARE, JACOBIAN_MOST = 0.25, 0.5
 #: λ is at least this many times R², so that the minimiser exists within reach of the solver at any ε.
 LEAST_RIDGE = 1e-3
 #: The part that pays for the output noise: of ε where the guarantee is pure, else of μ².
@@ -196,15 +197,17 @@ def perturb(
 ) -> Perturbation:
     """Price an objective perturbation for (ε, δ); δ = 0 gives pure ε.
 
-    A quarter of ε pays for the Jacobian, which decides λ (at least ``least_ridge``); the rest, for the noise of the
-    objective, of the output and of what is released ``further``, in parts of μ².
+    A quarter of ε, ½ at most, pays for the Jacobian, which decides λ (at least ``least_ridge``); the rest, for the
+    noise of the objective, of the output and of what is released ``further``, in parts of μ².
 
     >>> made = perturb(Slope(norm_squared=14.0), 1.0, 1e-6, "add-remove", "record")
     >>> acc.epsilon(made.mechanism, 1e-6).upper <= 1.0
     True
     """
     epsilon = min(epsilon, MOST_EPSILON)
-    ridge = max(slope.ridge(JACOBIAN_SHARE * epsilon), least_ridge, LEAST_RIDGE * slope.norm_squared)
+    ridge = max(
+        slope.ridge(min(JACOBIAN_SHARE * epsilon, JACOBIAN_MOST)), least_ridge, LEAST_RIDGE * slope.norm_squared
+    )
     if delta == 0:
         inner = epsilon * (1 - OUTPUT_SHARE)
         rate = (inner - slope.jacobian(ridge)) / slope.reach * (1 - 1e-12)
