@@ -548,6 +548,23 @@ def test_a_run_says_how_far_it_is_while_it_trains(tmp_path, web, studio):
     assert ask(web, "runs/one", run="live")["state"] == "begun"
 
 
+@pytest.mark.parametrize(
+    "said", ['{"step": 1e999, "steps": 0}', '{"time": NaN}', '{"epsilon": Infinity}', "[" * 100_000]
+)
+def test_a_run_whose_file_is_nonsense_hides_no_other(web, studio, said):
+    good = {"step": 1, "steps": 5, "seconds": 1, "steps_here": 1, "time": time.time(), "epsilon": 1, "terms": "x",
+            "program": "y"}  # fmt: skip
+    bad = said if said.startswith("[") else json.dumps(good | json.loads(said))
+    folder = studio.runs / "odd" / "private"
+    folder.mkdir(parents=True)
+    (folder / "progress.json").write_text(bad)
+    found = ask(web, "runs/listed")["runs"]
+    assert (found["odd"], found["one"]) == ("begun", "ended")
+    assert ask(web, "runs/one", run="odd")["state"] == "begun"
+    (folder / "progress.json").write_text(json.dumps(good))
+    assert ask(web, "runs/one", run="odd")["state"] == "running"
+
+
 def test_a_form_becomes_a_schema_and_asks_for_every_bound(web):
     form = {
         "unit": "patient", "ids": "", "schema_name": "clinic", "file": "my data.csv",
