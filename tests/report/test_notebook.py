@@ -19,6 +19,8 @@ def test_a_guarantee_shows_its_terms_and_its_curve():
     points = text.split('points="')[1].split('"')[0].split()
     heights = [float(point.split(",")[1]) for point in points]
     assert heights == sorted(heights)  # more accused, fewer missed
+    for axis in ("wrongly accused", "missed"):
+        assert f">{axis}, 0 to 100%</text>" in text  # to be read, not only to be pointed at
     assert acc.Privacy.of(acc.Gaussian(0.0), 1e-6)._repr_html_().count("<svg") == 0
 
 

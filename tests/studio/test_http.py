@@ -548,6 +548,18 @@ def test_a_run_says_how_far_it_is_while_it_trains(tmp_path, web, studio):
     assert ask(web, "runs/one", run="live")["state"] == "begun"
 
 
+def test_a_run_whose_file_is_nonsense_hides_no_other(web, studio):
+    good = {name: 1 for name in ("step", "steps", "seconds", "steps_here", "time", "epsilon", "terms", "program")}
+    file = studio.runs / "odd" / "private" / "progress.json"
+    file.parent.mkdir(parents=True)
+    for bad in ("[" * 100_000, *(json.dumps(good | {name: float("inf")}) for name in ("step", "time", "epsilon"))):
+        file.write_text(bad)
+        found = ask(web, "runs/listed")["runs"]
+        assert (found["odd"], found["one"]) == ("begun", "ended")
+    file.write_text(json.dumps(good))
+    assert ask(web, "runs/one", run="odd")["state"] == "running"
+
+
 def test_a_form_becomes_a_schema_and_asks_for_every_bound(web):
     form = {
         "unit": "patient", "ids": "", "schema_name": "clinic", "file": "my data.csv",

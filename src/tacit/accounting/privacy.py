@@ -160,8 +160,14 @@ class Privacy:
         frame = '<rect width="200" height="200" fill="none" stroke="gray"/>'
         guess = '<line x2="200" y2="200" stroke="gray" stroke-dasharray="5 4"/>'
         line = f'<polyline points="{points}" fill="none" stroke="#0a8080" stroke-width="2.5"/>'
-        head = f'<svg viewBox="-6 -6 212 212" width="200" height="200" role="img" aria-label="{told}">'
-        return f"{head}<title>{told}</title>{frame}{guess}{line}</svg>"
+        words = (
+            '<text x="100" y="218">wrongly accused, 0 to 100%</text>'
+            '<text x="-100" y="-9" transform="rotate(-90)">missed, 0 to 100%</text>'
+            '<text x="150" y="122">guessing</text>'
+        )
+        labels = f'<g font-size="13" text-anchor="middle" fill="currentColor">{words}</g>'
+        head = f'<svg viewBox="-26 -6 238 232" width="238" height="232" role="img" aria-label="{told}">'
+        return f"{head}<title>{told}</title>{frame}{guess}{line}{labels}</svg>"
 
 
 def _text(value: Any) -> str:

@@ -153,7 +153,7 @@ def _facts(card: Release) -> str:
 
 def _others(found: Any, unit: str) -> str:
     terms = {"add-remove": "add/remove", "replace-one": "replace", "zero-out": "zero out"}
-    told = [f"{terms[o['adjacency']]} one {unit}: ε ≤ {shown(rounded(o['upper']))}" for o in found]
+    told = [f"{terms.get(o['adjacency'], o['adjacency'])} one {unit}: ε ≤ {shown(rounded(o['upper']))}" for o in found]
     return "; ".join(told) or "none stated"
 
 

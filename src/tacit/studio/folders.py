@@ -52,8 +52,10 @@ def progress(path: Path) -> dict[str, Any] | None:
         found = json.loads((path / "private" / PROGRESS).read_text(encoding="utf-8"))
         numbers = {name: float(found[name]) for name in ("step", "steps", "seconds", "steps_here", "time")}
         epsilon = None if found["epsilon"] is None else float(found["epsilon"])
+        if not all(map(math.isfinite, (*numbers.values(), epsilon or 0.0))):
+            return None
         return numbers | {"epsilon": epsilon, "terms": str(found["terms"]), "program": str(found["program"])}
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError):
         return None
 
 
