@@ -189,6 +189,10 @@ def test_a_charge_by_hand_names_registered_data_only():
     with pytest.raises(FingerprintMismatch, match="not registered under this name"):
         ledger.charge("people", acc.PureDP(0.1), data=ledger.fingerprint(Y))
     assert ledger.charge("people", acc.PureDP(0.1), data=ledger.recognise("people", X)).confirmed is False
+    ledger.register("others", epsilon=1.0, delta=0.0, fingerprint=Y)
+    for unnamed in (Y, ledger.fingerprint(Y), None):  # registered, but under another name
+        with pytest.raises(FingerprintMismatch):
+            ledger.recognise("people", unnamed)
 
 
 @pytest.mark.parametrize("kind", ["Classifier", "Regressor"])

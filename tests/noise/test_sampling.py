@@ -56,6 +56,12 @@ def test_those_who_take_part_are_those_of_the_mask(monkeypatch, rate, compiled):
             assert np.array_equal(found, np.flatnonzero(bernoulli_mask(KEY, 5, n, rate)))
 
 
+def test_a_mask_that_is_made_in_parts_is_that_of_one_part(monkeypatch):
+    whole = bernoulli_mask(KEY, 5, 1000, 0.3)
+    monkeypatch.setattr(sampling, "_AT_ONCE", 64)
+    assert np.array_equal(bernoulli_mask(KEY, 5, 1000, 0.3), whole)
+
+
 def test_steps_and_records_are_independent():
     masks = np.stack([bernoulli_mask(KEY, step, 100_000, 0.3) for step in range(5)]).astype(float)
     correlations = np.corrcoef(masks) - np.eye(5)

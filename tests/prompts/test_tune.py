@@ -223,6 +223,21 @@ def test_what_cannot_be_tuned_is_refused_with_what_to_do():
     assert run(words=Verbalizer({"no": "bad", "yes": "very good"}, first_token=True)).privacy.upper <= 3.0
 
 
+def test_chunks_keep_the_order_of_the_texts_and_an_announced_number_sets_the_batch():
+    """Chunks in the order of length, or a batch size by the true number, would depend on other people's texts."""
+    data, own = tiny.reviews(40), tiny.tokenizer()
+    more = {"noise_multiplier": 1.0, "delta": 1e-4, "steps": 1, "method": "soft"}
+    with pytest.warns(sgd.PrivacyWarning, match="chunks"):
+        done = tune(tiny.llama(), own, ASK, WORDS, data, sampler="chunks", batch_size=10, **more).fit.training
+    lengths = done.records.tree["attention_mask"].sum(1).tolist()
+    assert lengths == [len(own(ASK.query(text))["input_ids"]) for text, _ in data] != sorted(lengths)
+    sizes = {
+        tune(tiny.llama(), own, ASK, WORDS, some, size=80, **more).fit.training.plan.sampler.batch_size
+        for some in (data, data[:30])
+    }
+    assert sizes == {20}
+
+
 def test_a_persons_texts_stay_together_whatever_their_lengths():
     data = tiny.reviews(40)
     owners = [i % 8 for i in range(40)]

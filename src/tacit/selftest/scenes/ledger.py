@@ -219,6 +219,7 @@ def _against_terms(ledger: Callable[[], Ledger], data: Any, number: str) -> dict
         "everything": (lambda: ledger().charge("people", acc.Gaussian(0.0), purpose="x"), BudgetExceeded),
         "more than there is, asked": (lambda: ledger().quote("people", acc.Gaussian(0.1)), BudgetExceeded),
         "other data": (lambda: ledger().check_data("people", data + 1), FingerprintMismatch),
+        "data that nobody names": (lambda: ledger().recognise("people", None), FingerprintMismatch),
         "data of another name": (lambda: ledger().recognise("people", b"other people"), FingerprintMismatch),
         "data of another name, charged": (
             lambda: ledger().charge(

@@ -139,7 +139,7 @@ def neighbours_cost_what_is_claimed(seed: int) -> list[Finding]:
         asked = asked and int(one.answered.sum()) <= settings.get("answers", count)
         budget = settings.get("epsilon", math.inf)
         found.append(holds(f"{name}: cost", asked and claim <= budget * (1 + SLACK), text))
-        spent = charged(ledger, delta)
+        spent = charged(ledger, 1e-12 if pure else delta)
         found.append(holds(f"{name}: charged", spent >= cost * (1 - 1e-3), f"charged {spent:.5f} for {cost:.5f}"))
         same = bool(np.array_equal(one.labels, two.labels))
         found.append(
@@ -278,6 +278,12 @@ def teachers_are_prices(seed: int) -> list[Finding]:
     rows = dealing.contents([(1, "x"), (1.0, "x"), (2, "x"), (1, None), (1, b"x")], [0, 0, 0, 0, 0])
     apart = len(set(rows)) == 4 and rows[0] == rows[1]
     found.append(holds("partition: a person has one teacher", one == [1, 1] and all(same), f"{dealt}"))
+    key, crowd = Key(bytes(32), repeatable=True), [f"person {k}" for k in range(60)]
+    before = dict(zip(crowd, dealing.keyed(crowd, 7, key).tolist(), strict=True))
+    for name, others in {"one less": crowd[1:], "in another order": crowd[::-1], "in each row": crowd + crowd}.items():
+        after = dealing.keyed(others, 7, key).tolist()
+        moved = sum(before[person] != part for person, part in zip(others, after, strict=True))
+        found.append(holds(f"partition: the others stay, {name}", not moved, f"{moved} have another teacher"))
     found.append(holds("partition: contents", apart, "equal records are one, others are not"))
     return [*found, positions, holds("positions: usual terms", "replace" in usual, usual)]
 

@@ -516,6 +516,10 @@ def cards_say_what_was_done(seed: int) -> list[Finding]:
                 "without a guarantee": (lambda: read_card(Path(folder) / "forged.json"), Exception),
                 "a text": (lambda: read_card(Path(folder) / "text.json"), Exception),
                 "no file": (lambda: read_card(Path(folder) / "none.json"), Exception),
+                "the number of records, for neighbours that differ in it": (
+                    lambda: Run("count", acc.Laplace(1.0), delta=0.0, records=ROWS, records_public=True),
+                    ValueError,
+                ),
             },
         )
         view = votes_view(answers)

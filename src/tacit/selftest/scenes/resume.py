@@ -68,6 +68,7 @@ def changed_runs_are_forks(seed: int) -> list[Finding]:
     fewer = x[:-1], y[:-1]
     labels = y.clone()
     labels[0] = (labels[0] + 1) % models.CLASSES
+    owners, people = [k // 2 for k in range(models.ROWS)], {"batch_size": models.ROWS // 2}
     changes: dict[str, dict[str, Any]] = {
         "one number of the data": {"x": other},
         "one label": {"y": labels},
@@ -79,14 +80,16 @@ def changed_runs_are_forks(seed: int) -> list[Finding]:
         "another learning rate": {"lr": 0.2},
         "another loss": {"loss": nn.MultiMarginLoss(reduction="none")},
         "another δ": {"delta": 1e-6},
+        "records of other people": {"groups": [*owners[1:], owners[0]], **people},
     }
+    begun = {"records of other people": {"groups": owners, **people}}
     cases: dict[str, tuple[Callable[[], object], Any]] = {}
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for name, change in changes.items():
             place = f"{folder}/{len(cases)}"
             Path(place).mkdir()
-            _go(_training(place, seed), DONE)
+            _go(_training(place, seed, **begun.get(name, {})), DONE)
             cases[name] = (lambda p=place, c=change: _go(_training(p, seed, **c)), CheckpointError)  # type: ignore[misc]
         found.append(refused("resume: changes", cases))
     books = Ledger()

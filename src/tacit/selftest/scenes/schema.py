@@ -150,6 +150,11 @@ def schemas_read_back(seed: int) -> list[Finding]:
     ]
 
 
+def _without(name: str) -> object:
+    """A table that lacks a column of its schema, encoded."""
+    return SCHEMA.encode({column: values for column, values in _table().items() if column != name})
+
+
 def contradictions_are_refused(seed: int) -> list[Finding]:
     """Bounds that are none, missing values without a public constant, and tables that are none, are refused."""
 
@@ -211,6 +216,7 @@ def contradictions_are_refused(seed: int) -> list[Finding]:
         "a list": lambda: Schema((number,), Unit("record")).encode([1, 2]),
         "text to encode": lambda: Schema((number, Text("t")), Unit("record")).encode({"a": [1], "t": ["x"]}),
         "columns of two lengths": lambda: Schema((number, Boolean("b")), Unit("record")).encode({"a": [1], "b": []}),
+        **{f"a table without {name}": lambda name=name: _without(name) for name in _table()},  # ids included
         "an owner that is missing": lambda: SCHEMA.encode(_table() | {"id": [None, *IDS[1:]]}),
         "no such target": lambda: SCHEMA.predicting("nothing"),
         "a target that is left out": lambda: SCHEMA.predicting("member", without=["member"]),

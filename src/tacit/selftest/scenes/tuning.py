@@ -251,6 +251,13 @@ def _fitted_for_more(seed: int) -> Callable[[], object]:
     return work
 
 
+def _as_many(name: str, runs: int, searches: int, mean: float) -> Finding:
+    """The number of runs of a search is geometric of this mean, whatever happens in them."""
+    more, p = runs - searches, 1 / mean
+    tails = stats.nbinom.cdf(more, searches, p), stats.nbinom.sf(more - 1, searches, p)
+    return Finding(name, float(min(1.0, 2 * min(tails))), f"{runs} runs in {searches} searches")
+
+
 def failed_runs_are_runs(seed: int) -> list[Finding]:
     """A run that fails is an outcome: not tried again, not chosen over others, and nothing of it is told."""
     searches, mean = 150, 3.0
@@ -272,14 +279,13 @@ def failed_runs_are_runs(seed: int) -> list[Finding]:
             chosen.append(search.run().best)
         except SearchFailed as error:
             told.append(str(error))
-    # The number of runs of a search is geometric of this mean, whatever happens in them.
-    more, p = calls["all"] - searches, 1 / mean
-    tails = stats.nbinom.cdf(more, searches, p), stats.nbinom.sf(more - 1, searches, p)
+    without: list[Any] = []  # the runs of searches that no score ends
+    never = {"train": lambda candidate, noise: without.append(candidate), "method": "threshold", "threshold": 1e9}
+    ended = [_search(Score(lambda model: 0.0), runs=mean, **never).run().best for _ in range(searches)]
     half = statistics.frequency_p_value(calls["failed"], calls["all"], 0.5)
     return [
-        Finding(
-            "search: number of runs", float(min(1.0, 2 * min(tails))), f"{calls['all']} runs in {searches} searches"
-        ),
+        _as_many("search: number of runs", calls["all"], searches, mean),
+        _as_many("search: number of runs without success", len(without), len(ended), mean),
         Finding("search: candidates", half, f"{calls['failed']} of {calls['all']} runs had the first candidate"),
         holds(
             "search: failures lose", all(best == {"which": 1} for best in chosen), f"{len(chosen)} searches ended well"
