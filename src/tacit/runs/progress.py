@@ -73,6 +73,30 @@ def on_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
+class Pace:
+    """How fast a run goes on, from the end of its first step here: that one makes ready what the others use."""
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+        self.began: float | None = None
+        self.first = 0
+
+    def update(self) -> None:
+        """A step has ended."""
+        if self.began is None:
+            self.began, self.first = time.monotonic(), self.training.steps_executed
+
+    @property
+    def seconds(self) -> float:
+        """How long ago the first step here ended."""
+        return 0.0 if self.began is None else time.monotonic() - self.began
+
+    @property
+    def steps(self) -> int:
+        """The steps since then."""
+        return 0 if self.began is None else self.training.steps_executed - self.first
+
+
 class Kept:
     """How far a run is, in a small file of its private folder, for whoever watches it from outside.
 
@@ -81,11 +105,11 @@ class Kept:
     """
 
     def __init__(self, training: Training, path: Path) -> None:
-        self.training, self.path = training, path
-        self.began, self.first, self.next = time.monotonic(), training.steps_executed, 0.0
+        self.training, self.path, self.pace, self.next = training, path, Pace(training), 0.0
 
     def update(self) -> None:
         """Write where the run is, if it is time."""
+        self.pace.update()
         now, step, steps = time.monotonic(), self.training.steps_executed, self.training.plan.steps
         if now < self.next and step < steps:
             return
@@ -97,8 +121,8 @@ class Kept:
             "delta": self.training.plan.delta,
             "terms": bound.terms,
             "program": str(self.training.program),
-            "seconds": now - self.began,
-            "steps_here": step - self.first,
+            "seconds": self.pace.seconds,
+            "steps_here": self.pace.steps,
             "time": time.time(),
         }
         beside = self.path.with_name(self.path.name + ".new")
@@ -117,7 +141,7 @@ class Live:
         self.stream = stream or sys.stderr
         self.terminal = on_terminal(self.stream)
         self.color = self.terminal and not os.environ.get("NO_COLOR")
-        self.began, self.first = time.monotonic(), training.steps_executed
+        self.pace = Pace(training)
         self.shown, self.tenth = 0.0, -1
         self.counts: list[int] = []
         self.prices: list[float] = []
@@ -148,14 +172,14 @@ class Live:
         if private:
             shown = f"operator view: {'  '.join(private)}"
             parts.append(f"\033[2m{shown}\033[22m" if self.color else shown)
-        done = step - self.first
-        if done:
-            left = (time.monotonic() - self.began) / done * (steps - step)
+        if self.pace.steps:
+            left = self.pace.seconds / self.pace.steps * (steps - step)
             parts.append(f"ETA {int(left // 60)}:{int(left % 60):02d}")
         return "  ".join(parts)
 
     def update(self, diagnostics: dict[str, Any], ratio: float | None) -> None:
         """Show where the run is."""
+        self.pace.update()
         if self.quiet:
             return
         step, steps = self.training.steps_executed, self.training.plan.steps
