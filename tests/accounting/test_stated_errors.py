@@ -11,11 +11,11 @@ from scipy import stats
 from tacit import accounting as acc
 from tacit.accounting import lattice, losses, passes, poisson, selection_bounds
 from tacit.accounting.contour import best_abscissa, log_mgf_real
+from tacit.accounting.crossing import LargestLoss
 from tacit.accounting.derived import DrawnLoss, GivenFinite, SampledLoss, law_below
 from tacit.accounting.levels import STANDING, Between
 from tacit.accounting.losses import ACCURACY, ROUND, AtomsLoss, GaussianLoss, LaplaceLoss, Loss
 from tacit.accounting.mixture import MixtureLoss
-from tacit.accounting.crossing import LargestLoss
 
 #: Two answers, one of which shows everything with probability 0.1, and one that the other law gives and this one never.
 REVEALING = AtomsLoss([-0.5, 0.7], [0.4, 0.5], infinity=0.1, symmetric=False)
