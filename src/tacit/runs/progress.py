@@ -73,7 +73,7 @@ def on_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-class Pace:
+class Elapsed:
     """How fast a run goes on, from the end of its first step here: that one makes ready what the others use."""
 
     def __init__(self, training: Training) -> None:
@@ -105,11 +105,11 @@ class Kept:
     """
 
     def __init__(self, training: Training, path: Path) -> None:
-        self.training, self.path, self.pace, self.next = training, path, Pace(training), 0.0
+        self.training, self.path, self.elapsed, self.next = training, path, Elapsed(training), 0.0
 
     def update(self) -> None:
         """Write where the run is, if it is time."""
-        self.pace.update()
+        self.elapsed.update()
         now, step, steps = time.monotonic(), self.training.steps_executed, self.training.plan.steps
         if now < self.next and step < steps:
             return
@@ -121,8 +121,8 @@ class Kept:
             "delta": self.training.plan.delta,
             "terms": bound.terms,
             "program": str(self.training.program),
-            "seconds": self.pace.seconds,
-            "steps_here": self.pace.steps,
+            "seconds": self.elapsed.seconds,
+            "steps_here": self.elapsed.steps,
             "time": time.time(),
         }
         beside = self.path.with_name(self.path.name + ".new")
@@ -141,7 +141,7 @@ class Live:
         self.stream = stream or sys.stderr
         self.terminal = on_terminal(self.stream)
         self.color = self.terminal and not os.environ.get("NO_COLOR")
-        self.pace = Pace(training)
+        self.elapsed = Elapsed(training)
         self.shown, self.tenth = 0.0, -1
         self.counts: list[int] = []
         self.prices: list[float] = []
@@ -172,14 +172,14 @@ class Live:
         if private:
             shown = f"operator view: {'  '.join(private)}"
             parts.append(f"\033[2m{shown}\033[22m" if self.color else shown)
-        if self.pace.steps:
-            left = self.pace.seconds / self.pace.steps * (steps - step)
+        if self.elapsed.steps:
+            left = self.elapsed.seconds / self.elapsed.steps * (steps - step)
             parts.append(f"ETA {int(left // 60)}:{int(left % 60):02d}")
         return "  ".join(parts)
 
     def update(self, diagnostics: dict[str, Any], ratio: float | None) -> None:
         """Show where the run is."""
-        self.pace.update()
+        self.elapsed.update()
         if self.quiet:
             return
         step, steps = self.training.steps_executed, self.training.plan.steps
