@@ -205,12 +205,7 @@ def read(settings: Settings, given: Tables | None = None) -> TableRecords:
             "the schema marks no column as the target (target = true) and none is named (--target): there is nothing "
             "to predict"
         )
-    if text := next((column.name for column in schema.features if isinstance(column, Text)), None):
-        command = f"tacit prompt tune {settings.data}"
-        raise SettingsError(
-            f"column {text!r} is text, which public bounds cannot encode. Adapt a language model to it: {command}; or "
-            "embed it with a model that was not trained on these data, or leave it out (--without)"
-        )
+    _refuse_texts(schema, settings.data)
     rows, test = source.rows(schema), source.test and source.test(schema)
     if settings.evaluate is not None and test is None:
         table = given.evaluate if given.evaluate is not None else read_table(Path(settings.evaluate), schema)
@@ -233,6 +228,15 @@ def read(settings: Settings, given: Tables | None = None) -> TableRecords:
     _check_groups(schema, settings.by)
     stem = "table" if settings.data == IN_MEMORY else Path(settings.data).stem
     return TableRecords(schema, x, y, units, pair, source.origin, schema.name or stem)
+
+
+def _refuse_texts(schema: Schema, data: str) -> None:
+    """Refuse a column of texts among the features, and say what trains on it."""
+    if text := next((column.name for column in schema.features if isinstance(column, Text)), None):
+        raise SettingsError(
+            f"column {text!r} is text, which public bounds cannot encode. Adapt a language model to it: tacit prompt "
+            f"tune {data}; or embed it with a model that was not trained on these data, or leave it out (--without)"
+        )
 
 
 def _known(settings: Settings) -> _Source:
