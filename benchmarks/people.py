@@ -4,6 +4,7 @@
     python -m benchmarks.people --part accuracy --data sst2 --encoder FOLDER
     python -m benchmarks.people --part time
     python -m benchmarks.people --part memory
+    python -m benchmarks.people --part time --model 124M
 
 Accuracy: a data set cut into synthetic people. Rows are sorted by something that people differ in, with some noise, so
 that a person's rows are alike, and cut into runs of geometric length, 10 on average and 40 at most. A fifth of the
@@ -129,15 +130,12 @@ def step_times(
     return {name: statistics.median(values[2:] or values) for name, values in taken.items()}
 
 
-def language_model() -> nn.Module:
-    """GPT-2 of four layers and 256 dimensions, with LoRA on its attention."""
+def language_model(**shape: int) -> nn.Module:
+    """GPT-2 with random weights, of 124 million of them unless a shape is given, with LoRA on its attention."""
     from peft import LoraConfig, get_peft_model
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(
-        vocab_size=2000, n_positions=64, n_embd=256, n_layer=4, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0,
-        attn_pdrop=0.0,
-    )  # fmt: skip
+    config = GPT2Config(**shape, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
     return get_peft_model(GPT2LMHeadModel(config), LoraConfig(r=8, target_modules=["c_attn"], fan_in_fan_out=True))
 
 
@@ -151,22 +149,42 @@ def next_words(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> to
 Case = tuple[nn.Module, torch.Tensor, torch.Tensor, Any, int]
 
 
-def cases() -> dict[str, Case]:
-    """Models, data, losses and rows of a step."""
-    torch.manual_seed(0)
-    one_each = nn.CrossEntropyLoss(reduction="none")
-    network = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 10))
+def network() -> Case:
+    """A network of two layers."""
+    model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 10))
+    return model, torch.randn(4096, 784), torch.randint(10, (4096,)), nn.CrossEntropyLoss(reduction="none"), 512
+
+
+def transformer() -> Case:
+    """A transformer that classifies sequences."""
     tokens, labels = torch.randint(1000, (512, 64)), torch.randint(2, (512,))
-    return {
-        "network, 512 rows": (network, torch.randn(4096, 784), torch.randint(10, (4096,)), one_each, 512),
-        "transformer, 64 sequences": (Words(), tokens, labels, one_each, 64),
-        "LoRA on GPT-2, 64 sequences": (language_model(), tokens, labels, next_words, 64),
-    }
+    return Words(), tokens, labels, nn.CrossEntropyLoss(reduction="none"), 64
+
+
+def small_gpt2() -> Case:
+    """GPT-2 of four layers and 256 dimensions."""
+    model = language_model(vocab_size=2000, n_positions=64, n_embd=256, n_layer=4, n_head=4)
+    return model, torch.randint(1000, (512, 64)), torch.zeros(512), next_words, 64
+
+
+def gpt2() -> Case:
+    """GPT-2 as it was published, of twelve layers and 768 dimensions."""
+    return language_model(), torch.randint(50257, (128, 64)), torch.zeros(128), next_words, 16
+
+
+#: What makes each model, its data, its loss and how many rows a step has; how many steps, of which two are not timed.
+CASES = {
+    "network, 512 rows": (network, 62),
+    "transformer, 64 sequences": (transformer, 22),
+    "LoRA on GPT-2 of 4 layers, 64 sequences": (small_gpt2, 22),
+    "LoRA on GPT-2 of 124M, 16 sequences": (gpt2, 12),
+}
 
 
 def peak(case: str, way: str) -> float:
     """The most memory of three steps above that of the model and the data, in MiB; in a process of its own."""
-    model, x, y, loss, rows = cases()[case]
+    torch.manual_seed(0)
+    model, x, y, loss, rows = CASES[case][0]()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     step_times(model, x, y, loss, rows, 8, 3, (way,))
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
@@ -194,21 +212,24 @@ def main() -> None:
     options.add_argument("--epsilon", type=float, nargs="+", default=[0.5, 2.0])
     options.add_argument("--data", choices=list(DATA), default="labsup")
     options.add_argument("--encoder")
+    options.add_argument("--model", default="", help="only models whose name has this in it, for time and memory")
     chosen = options.parse_args()
+    models = {name: case for name, case in CASES.items() if chosen.model in name}
     if chosen.part == "time":
-        for name, (model, x, y, loss, rows) in cases().items():
-            found = step_times(model, x, y, loss, rows, 8, 62 if rows > 64 else 22)
+        for name, (make, steps) in models.items():
+            torch.manual_seed(0)
+            found = step_times(*make(), 8, steps)
             one, other = (found[kind] * 1e3 for kind in ("rows", "people"))
-            print(f"{name:<28} rows {one:7.1f} ms, people of 8 rows {other:7.1f} ms: x {other / one:.3f}", flush=True)
+            print(f"{name:<40} rows {one:7.1f} ms, people of 8 rows {other:7.1f} ms: x {other / one:.3f}", flush=True)
         return
     if chosen.part == "memory":
         context = multiprocessing.get_context("spawn")
-        for name in cases():
+        for name in models:
             found = {}
             for way in ("rows", "people"):
                 with context.Pool(1) as own:
                     found[way] = own.apply(peak, (name, way))
-            print(f"{name:<28} rows {found['rows']:6.0f} MiB, people of 8 rows {found['people']:6.0f} MiB", flush=True)
+            print(f"{name:<40} rows {found['rows']:6.0f} MiB, people of 8 rows {found['people']:6.0f} MiB", flush=True)
         return
     for epsilon in chosen.epsilon:
         for draw, most, clip in WAYS:

@@ -8,11 +8,13 @@ Each line is a process of its own: its time, and the most memory that it held (`
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,13 +24,14 @@ SAMPLERS = ("poisson", "balls-in-bins", "cyclic")
 
 
 def write(folder: Path, rows: int) -> None:
-    """Synthetic rows of four features and a class, in shards."""
+    """Synthetic rows of four features, a class and the id of one of as many people as make 40 rows each, in shards."""
     import polars as pl
 
     rng = np.random.default_rng(0)
     for number, start in enumerate(range(0, rows, SHARD)):
         x = rng.normal(size=(min(SHARD, rows - start), 4)).astype(np.float32)
-        columns = {f"x{k}": x[:, k] for k in range(4)} | {"ill": (x[:, 0] > 0).astype(np.int8)}
+        columns: dict[str, Any] = {f"x{k}": x[:, k] for k in range(4)} | {"ill": (x[:, 0] > 0).astype(np.int8)}
+        columns["person"] = rng.integers(0, max(1, rows // 40), len(x))
         pl.DataFrame(columns).write_parquet(folder / f"part-{number:04}.parquet", row_group_size=500_000)
 
 
@@ -43,14 +46,20 @@ def work(task: str, folder: Path, steps: int) -> str:
         return ""
     if task == "stream":
         return stream(source)
-    rows = sgd.table(source, target="ill", index=index)
+    rows = sgd.table(source, target="ill", exclude=["person"], index=index)
     if task == "index":
         return f"{len(rows.records):,} rows"
+    if task == "owners":
+        return f"{len(rows.units('person') or ()):,} people"
     model = torch.nn.Linear(4, 2)
-    terms = {"noise": sgd.Banded(bands=8)} if task == "cyclic" else {"sampler": task}
+    terms: dict[str, Any] = {"batch_size": BATCH, "sampler": task}
+    if task == "cyclic":
+        terms = {"batch_size": BATCH, "noise": sgd.Banded(bands=8)}
+    if task == "people":
+        terms = {"batch_size": BATCH // 8, "groups": "person", "max_rows": 8}
     training = sgd.Training(
         model, torch.optim.SGD(model.parameters(), lr=0.5), torch.nn.CrossEntropyLoss(reduction="none"), rows,
-        batch_size=BATCH, steps=steps, noise_multiplier=1.0, delta=1e-9, compile=False, **terms,
+        steps=steps, noise_multiplier=1.0, delta=1e-9, compile=False, **terms,
     )  # fmt: skip
     began = time.perf_counter()
     for batch in training:
@@ -60,6 +69,7 @@ def work(task: str, folder: Path, steps: int) -> str:
 
 def stream(source: Path) -> str:
     """All rows once, as they come out of the files, in batches of 1,024."""
+    os.environ["POLARS_ROW_GROUP_PREFETCH_SIZE"] = "1"  # polars reads ten row groups ahead otherwise, and holds them
     import polars as pl
     import torch
 
@@ -67,13 +77,14 @@ def stream(source: Path) -> str:
 
     files = sorted(source.iterdir())
     rows = sum(int(pl.scan_parquet(file).select(pl.len()).collect().item()) for file in files)
-    opened = (pl.scan_parquet(file).collect_batches(chunk_size=1 << 16, maintain_order=True) for file in files)
-    frames = (frame for batches in opened for frame in batches)
+    frames = (frame for file in files for frame in pl.scan_parquet(file).collect_batches(
+        chunk_size=1 << 16, maintain_order=True, engine="streaming", lazy=True
+    ))  # fmt: skip
     model = torch.nn.Linear(4, 2)
     training = sgd.Training(
         model, torch.optim.SGD(model.parameters(), lr=0.5), torch.nn.CrossEntropyLoss(reduction="none"),
-        sgd.table(frames, target="ill", size=rows), batch_size=min(rows, 1024), epochs=1, sampler="chunks",
-        noise=sgd.BandedInverse(), noise_multiplier=1.0, delta=1e-9, compile=False,
+        sgd.table(frames, target="ill", exclude=["person"], size=rows), batch_size=min(rows, 1024), epochs=1,
+        sampler="chunks", noise=sgd.BandedInverse(), noise_multiplier=1.0, delta=1e-9, compile=False,
     )  # fmt: skip
     began = time.perf_counter()
     for batch in training:
@@ -99,7 +110,7 @@ def main() -> None:
     (chosen.folder / "rows").mkdir(parents=True, exist_ok=True)
     if not any((chosen.folder / "rows").iterdir()):
         write(chosen.folder / "rows", chosen.rows)
-    for task in ("torch", "index", *SAMPLERS, "stream"):
+    for task in ("torch", "index", *SAMPLERS, "owners", "people", "stream"):
         again = ["--folder", str(chosen.folder), "--steps", str(chosen.steps), "--task", task]
         subprocess.run([sys.executable, "-m", "benchmarks.stored", *again], check=True)
 

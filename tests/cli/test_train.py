@@ -552,3 +552,23 @@ def test_a_pipe_gets_no_diagnostics(clinic):
     assert "loss" not in piped.output
     assert "step 20/20  ε 3.00/3.00" in piped.output
     assert "step" not in own("--quiet").output
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "command"),
+    [
+        ("mails.txt", "first write mails.txt as a .csv", "tacit prompt tune mails.csv --task generate"),
+        ("mails.jsonl", "first write mails.jsonl as a .csv", "tacit prompt tune mails.csv --task generate"),
+        ("mails.csv", "ids of the owners for --unit-column", "tacit prompt tune mails.csv --task generate"),
+    ],
+)
+def test_whoever_gives_texts_is_told_the_command_for_texts(tmp_path, monkeypatch, name, what, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text("text\nhello\n")
+    ended = CliRunner().invoke(
+        build(), ["train", name, "--epsilon", "1", "--delta", "1e-6", "--epochs", "1", "--batch", "2"]
+    )
+    assert ended.exit_code != 0
+    said = " ".join(ended.stderr.split())
+    assert what in said
+    assert command in said

@@ -33,6 +33,7 @@ from tacit.noise import Key
 from tacit.opacus import PrivacyEngine
 from tacit.prompts import Template, tune
 from tacit.report import card, describe, make_card
+from tacit.report.page import make_page
 from tacit.runs.claims import check_claims, contradicted
 from tacit.schema import Boolean, Numeric, Schema, Unit
 from tacit.sgd import Classifier, Regressor, Sampling, Training, release
@@ -214,6 +215,12 @@ def test_a_run_on_rows_with_several_owners_says_so_and_stands_up_to_an_audit():
     details = done.privacy.details
     assert (done.privacy.adjacency, details["max_rows"]) == ("zero-out", 4)
     assert details["size"] == "number of rows treated as public"
+    guarantee, public = done.card["guarantee"], "number of rows that take part is treated as public"
+    assert guarantee["neighbours"] == f"zero out one patient; the {public}"
+    assert guarantee["claim"].endswith(f"The {public}.")
+    german = make_page(done.card, "de")
+    assert "number of patients" not in str(done.card)
+    assert german.count("Zahl der Zeilen, die teilnehmen, gilt") >= 2
     page = done.report.read_text()
     assert "A row may have several owners. Who owns what is public" in page
     assert "At most 4 rows of one patient take part." in page

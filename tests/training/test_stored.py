@@ -19,7 +19,8 @@ from tacit import sgd
 from tacit.ledger import Ledger
 from tacit.noise import Key
 from tacit.noise import sampling as draws
-from tacit.sgd.training import sampling, stored
+from tacit.sgd.training import owned, sampling, stored
+from tacit.sgd.training.data import Units
 from tacit.sgd.training.sampling import CyclicPoisson, Poisson, RandomBins, TruncatedPoisson
 
 SAMPLERS = [
@@ -166,6 +167,41 @@ def test_ids_are_never_those_of_files_that_changed_since_their_rows_were_copied(
     # the same rows again, in another place and at another time, are the same file
     table.write_ipc(file)
     assert (opened(file, tmp_path / "index").column("who") == np.arange(500) % 50).all()
+
+
+@pytest.mark.parametrize("ids", [pl.Int64, pl.String, pl.Date])
+def test_whose_rows_are_is_found_on_disk_as_in_memory(tmp_path, monkeypatch, ids):
+    monkeypatch.setattr(owned, "PIECE", 40)
+    monkeypatch.setattr(owned, "AT_ONCE", 33)
+    table = frame().with_columns(pl.col("who").cast(pl.Int32).cast(ids))
+    table = table.with_columns(who=pl.when(pl.col("x0") > 1).then(pl.col("who").first()).otherwise(pl.col("who")))
+    source = written(tmp_path / "rows", table)
+    known, there = Units.of(table["who"].to_numpy(), 500), opened(source, tmp_path / "index").units("who")
+    assert (len(there), len(there.rows_of(np.zeros(0, np.int64)))) == (len(known), 0)
+    everyone = np.arange(len(known))
+    assert [a.tolist() for a in there.rows_of(everyone)] == [b.tolist() for b in known.rows_of(everyone)]
+    monkeypatch.setattr(stored, "put_in_order", None)  # it is made once
+    assert opened(source, tmp_path / "index").units("who").digest == there.digest
+    assert stat.S_IMODE(os.stat(there.stem.with_suffix(".order")).st_mode) == 0o600
+
+
+def test_a_missing_id_is_refused_on_disk_and_lists_of_owners_are_not_taken_for_people(tmp_path):
+    table = frame().with_columns(who=pl.when(pl.col("x0") > 2).then(None).otherwise(pl.col("who")))
+    with pytest.raises(ValueError, match="missing"):
+        opened(written(tmp_path / "rows", table), tmp_path / "index").units("who")
+    lists = frame().with_columns(who=pl.concat_list("who", "who"))
+    with pytest.raises(ValueError, match="draw='rows'"):
+        nn_run(opened(written(tmp_path / "several", lists), tmp_path / "other"), groups="who")
+
+
+def test_a_chunk_of_many_rows_is_found_without_a_list_of_them():
+    tracemalloc.start()
+    try:
+        found = sampling.Chunks(10**8, 1000).draw(Key(bytes(32)), 99_999, 10**8)
+        assert tracemalloc.get_traced_memory()[1] < 1e6
+    finally:
+        tracemalloc.stop()
+    assert (found == np.arange(99_999_000, 10**8)).all()
 
 
 def nn_run(data, **more):

@@ -18,6 +18,7 @@ the same model, the same claim, one charge. A run that has ended is not changed.
 With --audit-canaries N, made-up records are planted beside the data, each included with probability 1/2.
 tacit audit then proves a lower bound on ε from them; more canaries allow a higher bound.
 Each canary needs a parameter of the model, they cost a little accuracy, and such a run cannot be resumed.
+Ids of people are the schema's unit column. Texts adapt a language model: tacit prompt tune FILE --unit-column person.
 
 [bold]Examples[/bold]
 
@@ -37,7 +38,10 @@ Each canary needs a parameter of the model, they cost a little accuracy, and suc
 
 def train(
     data: Annotated[
-        str | None, typer.Argument(help="A .csv or .parquet file, or a known data set.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="A table (.csv, .parquet), or a known data set. Texts: tacit prompt tune.", show_default=False
+        ),
     ] = None,
     config: Annotated[Path | None, option("A TOML file of settings. Options on the command line override it.")] = None,
     resume: Annotated[Path | None, option("The folder of a run to continue.")] = None,

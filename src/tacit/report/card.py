@@ -111,17 +111,17 @@ def _guarantee(run: Run) -> Release:
     finite = math.isfinite(bound.upper)
     profile = _profile(run) if finite else None
     tradeoff = profile.tradeoff() if profile is not None else None
-    counted = bool(run.records_public)
-    hidden = {run.adjacency} | ({"add-remove"} if counted else set())
+    counted: dict[str, Any] = {"counted": bool(run.records_public), "drawn": run.parameters.get("draw", "units")}
+    hidden = {run.adjacency} | ({"add-remove"} if run.records_public else set())
     others = [a for a in run.mechanism.adjacencies() if a not in hidden]
     deltas = sorted({*DELTAS, run.delta} - {0.0}, reverse=True)
     values = {
-        "claim": words.claim(bound, counted=counted),
-        "formula": words.formula(bound, counted=counted),
+        "claim": words.claim(bound, **counted),
+        "formula": words.formula(bound, **counted),
         "attacker": words.attacker(tradeoff),
         "delta": run.delta,
         "adjacency": run.adjacency,
-        "neighbours": words.neighbours(bound, counted=counted),
+        "neighbours": words.neighbours(bound, **counted),
         "unit": run.unit,
         "setting": "central: whoever runs the training sees the data; the guarantee covers what is released",
         "other_adjacencies": [_stated(run, a) for a in others] if run.delta > 0 else [],

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tacit.ledger import Release
-from tacit.report import officer
+from tacit.report import officer, words
 from tacit.report.elements import entry
 from tacit.report.files import write_whole
 from tacit.report.run import NOT_STATED
@@ -142,7 +142,8 @@ def _unprotected(card: Release) -> str:
     listed = entry(card, "accesses.uncovered")
     said = "not stated" if listed is None else ("; ".join(listed) or "none, as stated by the curator")
     counted = entry(card, "accesses.records_public")
-    return f"{said}; the number of {entry(card, 'guarantee.unit')}s is public" if counted else said
+    what = words.number_of(entry(card, "guarantee.unit"), entry(card, "mechanism.parameters").get("draw", "units"))
+    return f"{said}; the number of {what} is public" if counted else said
 
 
 def _loss(card: Release) -> dict[str, Any]:
@@ -157,8 +158,8 @@ def _loss(card: Release) -> dict[str, Any]:
 
 
 def _tuning(card: Release) -> str:
-    words = "accesses.tuning_words" if officer.has(card, "accesses.tuning_words") else "accesses.tuning"
-    return f"{entry(card, words)}. {entry(card, 'accesses.tuning_note')}".strip()
+    path = "accesses.tuning_words" if officer.has(card, "accesses.tuning_words") else "accesses.tuning"
+    return f"{entry(card, path)}. {entry(card, 'accesses.tuning_note')}".strip()
 
 
 # -- YAML ------------------------------------------------------------------------------------------------------------

@@ -290,6 +290,8 @@ def describe(training: Training, name: str, **rest: Any) -> Run:
     if plan.size_given:
         parameters["size"] = "a public number that was given in place of the true one"
     parameters["sampler"] = sampler
+    if training.settings.sampling.draw == "rows":
+        parameters["draw"] = "rows"
     parameters["optimizer"] = type(training.optimizer).__name__
     if training.layout:
         parameters["ranks"] = training.layout

@@ -91,19 +91,31 @@ def _chance(delta: float) -> str:
     return f"one in {odds:,}"
 
 
-def neighbours(bound: acc.Bound, *, counted: bool) -> str:
-    """Which data sets are neighbours. With ``counted`` the number of units is public, so neighbours share it.
+def number_of(unit: str, drawn: str) -> str:
+    """What was counted: units, or the rows that are kept of them where rows are drawn.
+
+    >>> number_of("patient", "units"), number_of("patient", "rows")
+    ('patients', 'rows that take part')
+    """
+    return "rows that take part" if drawn == "rows" else f"{unit}s"
+
+
+def neighbours(bound: acc.Bound, *, counted: bool, drawn: str = "units") -> str:
+    """Which data sets are neighbours. With ``counted`` the number that is drawn from is public: neighbours share it.
 
     >>> neighbours(acc.epsilon(acc.PureDP(1.0), 1e-6, adjacency="zero-out"), counted=True)
     'zero out one record; the number of records is treated as public'
     """
-    return f"{bound.terms}; the number of {bound.unit}s is treated as public" if counted else bound.terms
+    return (
+        f"{bound.terms}; the number of {number_of(bound.unit, drawn)} is treated as public" if counted else bound.terms
+    )
 
 
-def claim(bound: acc.Bound, *, counted: bool = False) -> str:
+def claim(bound: acc.Bound, *, counted: bool = False, drawn: str = "units") -> str:
     """The guarantee for everybody: no symbols, every quantifier in place.
 
-    With ``counted`` it says that the number of units is public. Add/remove neighbours would differ in that number.
+    With ``counted`` it says that the number of units, or of ``drawn`` rows, is public.
+    Add/remove neighbours would differ in that number.
 
     >>> claim(acc.epsilon(acc.PureDP(1.0), 1e-6))
     'Whether or not the data of any one record were used, the probability of any conclusion that anyone can draw from
@@ -126,11 +138,12 @@ def claim(bound: acc.Bound, *, counted: bool = False) -> str:
     plus = f", plus a chance of at most {_chance(bound.given)}" if bound.given > 0 else ""
     return (
         f"{terms}, the probability of any conclusion that anyone can draw from what was released changes by at most "
-        f"a factor of {factor}{plus}." + (f" The number of {bound.unit}s is treated as public." if counted else "")
+        f"a factor of {factor}{plus}."
+        + (f" The number of {number_of(bound.unit, drawn)} is treated as public." if counted else "")
     )
 
 
-def formula(bound: acc.Bound, *, counted: bool = False) -> str:
+def formula(bound: acc.Bound, *, counted: bool = False, drawn: str = "units") -> str:
     """The guarantee to check: the inequality, its neighbours and the certified interval.
 
     >>> formula(acc.epsilon(acc.PureDP(1.0), 1e-6))
@@ -139,9 +152,10 @@ def formula(bound: acc.Bound, *, counted: bool = False) -> str:
     """
     if math.isinf(bound.upper):
         return f"ε is infinite at δ = {number(bound.given)} ({bound.terms}): no inequality is claimed."
+    near = neighbours(bound, counted=counted, drawn=drawn)
     least = "the least ε of this mechanism" if bound.tight else "the least ε that is known to be needed"
     return (
-        f"For all neighbouring data sets D, D′ ({neighbours(bound, counted=counted)}) and every set S of outputs, "
+        f"For all neighbouring data sets D, D′ ({near}) and every set S of outputs, "
         f"P[M(D) ∈ S] ≤ exp(ε)·P[M(D′) ∈ S] + δ with δ = {number(bound.given)} "
         f"and ε = {number(rounded(bound.upper))}; "
         f"{least} is certified to lie in {_interval(bound)}."

@@ -160,7 +160,7 @@ def _words(folder: Folder) -> Iterator[Claim]:
     """The sentences of the guarantee say what its numbers say; of another version of tacit, their numbers do."""
     guarantee, card, how = folder.card["guarantee"], folder.card, "written again from the price"
     ends = (_number(guarantee["epsilon"]["lower"]), _number(guarantee["epsilon"]["upper"]))
-    counted = bool(card["accesses"]["records_public"])
+    counted, drawn = bool(card["accesses"]["records_public"]), card["mechanism"]["parameters"].get("draw", "units")
     if not 0 <= ends[0] <= ends[1] or (counted and guarantee["adjacency"] == "add-remove"):
         told = "ε is no interval" if not ends[0] <= ends[1] else "add/remove neighbours have no public number in common"
         yield Claim("the sentence of the guarantee", CONTRADICTED, how, told)
@@ -172,9 +172,9 @@ def _words(folder: Folder) -> Iterator[Claim]:
         alpha, lower, upper = (np.asarray(guarantee["tradeoff"][name]) for name in ("alpha", "lower", "upper"))
         curve = acc.Tradeoff(alpha, lower, upper, **terms, orders=np.array([[lower, upper]] * 2))
     texts = {
-        "claim": words.claim(shown, counted=counted),
-        "formula": words.formula(shown, counted=counted),
-        "neighbours": words.neighbours(shown, counted=counted),
+        "claim": words.claim(shown, counted=counted, drawn=drawn),
+        "formula": words.formula(shown, counted=counted, drawn=drawn),
+        "neighbours": words.neighbours(shown, counted=counted, drawn=drawn),
         "attacker": words.attacker(curve),
     }
     same = card["card"]["library"] == f"tacit {__version__}"

@@ -101,7 +101,7 @@ def read_table(path: Path, schema: Schema | None = None, *, texts: bool = False)
         elif path.suffix.lower() == ".csv":
             frame = pl.read_csv(path, infer_schema_length=None, infer_schema=schema is None and not texts)
         else:
-            raise DataError(f"{path}: a table is a .csv or .parquet file")
+            raise DataError(f"{path}: a table is a .csv or .parquet file. {texts_go_to(str(path))}")
     except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError):
         raise DataError(f"{path} cannot be read as a {path.suffix.lstrip('.')} file") from None
     if frame.height == 0:
@@ -138,9 +138,24 @@ def _declared(settings: Settings) -> Schema:
         return datasets.schema(settings.data)
     if settings.schema is None:
         raise SettingsError(
-            "schema: a table of your own needs a schema file: public bounds, categories, target and unit"
+            "schema: a table of your own needs a schema file: public bounds, categories, target and unit. "
+            + texts_go_to(settings.data)
         )
     return Schema.from_toml(settings.schema)
+
+
+def texts_go_to(data: str) -> str:
+    """How texts are trained on, with the name of the file that was given.
+
+    >>> texts_go_to("mails.txt")
+    'Texts are trained on by: tacit prompt tune mails.csv --task generate --template "{text}" (first write mails.txt as
+    a .csv or .parquet file with the column text, and one with the ids of the owners for --unit-column)'
+    """
+    table = Path(data).suffix.lower() in ("", ".csv", ".parquet", ".pq")
+    named = data if table else str(Path(data).with_suffix(".csv"))
+    first = "" if table else f"first write {data} as a .csv or .parquet file with "
+    columns = f" ({first}the column text, and one with the ids of the owners for --unit-column)"
+    return f'Texts are trained on by: tacit prompt tune {named} --task generate --template "{{text}}"{columns}'
 
 
 def predicted(schema: Schema, settings: Settings) -> Schema:
@@ -190,6 +205,7 @@ def read(settings: Settings, given: Tables | None = None) -> TableRecords:
             "the schema marks no column as the target (target = true) and none is named (--target): there is nothing "
             "to predict"
         )
+    _refuse_texts(schema, settings.data)
     rows, test = source.rows(schema), source.test and source.test(schema)
     if settings.evaluate is not None and test is None:
         table = given.evaluate if given.evaluate is not None else read_table(Path(settings.evaluate), schema)
@@ -212,6 +228,15 @@ def read(settings: Settings, given: Tables | None = None) -> TableRecords:
     _check_groups(schema, settings.by)
     stem = "table" if settings.data == IN_MEMORY else Path(settings.data).stem
     return TableRecords(schema, x, y, units, pair, source.origin, schema.name or stem)
+
+
+def _refuse_texts(schema: Schema, data: str) -> None:
+    """Refuse a column of texts among the features, and say what trains on it."""
+    if text := next((column.name for column in schema.features if isinstance(column, Text)), None):
+        raise SettingsError(
+            f"column {text!r} is text, which public bounds cannot encode. Adapt a language model to it: tacit prompt "
+            f"tune {data}; or embed it with a model that was not trained on these data, or leave it out (--without)"
+        )
 
 
 def _known(settings: Settings) -> _Source:

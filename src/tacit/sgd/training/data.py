@@ -327,6 +327,13 @@ class Table:
             raise ValueError(f"the table has no column {name!r}; it has {', '.join(self.frame.columns)}")
         return np.asarray(self.frame[name].to_numpy())
 
+    def units(self, name: str) -> Units | None:
+        """Whose each row is by a column of an index on disk, without its ids in memory; None of any other table."""
+        if not self.records.stored or name not in self.frame.columns:
+            return None
+        found: Units | None = self.frame.units(name)
+        return found
+
 
 def table(
     source: Any,
@@ -428,6 +435,11 @@ class Units:
         counts = np.bincount(inverse)
         return Units(order, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
 
+    def rows_of(self, chosen: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+        """All rows of each chosen unit."""
+        ends = zip(self.starts[chosen], self.starts[chosen + 1], strict=True)
+        return [self.order[start:stop] for start, stop in ends]
+
     def choose(
         self, chosen: npt.NDArray[np.int64], most: int, key: Key, step: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
@@ -436,12 +448,12 @@ class Units:
         A unit with more records gives ``most`` of them, drawn at random; with fewer, the empty places repeat its first
         record with weight 0.
         """
-        sizes = self.starts[chosen + 1] - self.starts[chosen]
+        everyone = self.rows_of(chosen)
+        sizes = np.array([len(own) for own in everyone], dtype=np.int64)
         words, used = uniform(key, step, int(sizes[sizes > most].sum())), 0
         rows = np.zeros((len(chosen), most), dtype=np.int64)
         weights = np.zeros((len(chosen), most), dtype=np.float32)
-        for i, unit in enumerate(chosen.tolist()):
-            own = self.order[self.starts[unit] : self.starts[unit + 1]]
+        for i, own in enumerate(everyone):
             if len(own) > most:
                 drawn = words[used : used + len(own)]
                 used += len(own)

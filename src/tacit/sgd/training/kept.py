@@ -20,7 +20,7 @@ from tacit.noise.keys import Key
 from tacit.noise.sampling import uniform
 from tacit.sgd.training.arriving import ArrivingRecords, FirstRows, people_of
 from tacit.sgd.training.config import Sampling
-from tacit.sgd.training.data import Records, Units, ids_of
+from tacit.sgd.training.data import Records, Table, Units, ids_of
 
 Numbers = npt.NDArray[np.int64]
 
@@ -142,7 +142,12 @@ def members_of(sampling: Sampling, data: Any, records: Records) -> Units | KeptR
         return people_of(sampling, records)
     if sampling.groups is None:
         return None
-    ids, rows = ids_of(sampling.groups, data), len(records)
+    rows, known = len(records), None
+    if sampling.draw == "units" and isinstance(data, Table) and isinstance(sampling.groups, str):
+        known = data.units(sampling.groups)
+    if known is not None:
+        return known if len(known) < rows else None
+    ids = ids_of(sampling.groups, data)
     if sampling.draw == "rows":
         return KeptRows.of(ids, rows, sampling.max_rows)
     if lists_owners(ids):

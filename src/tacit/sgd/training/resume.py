@@ -36,6 +36,7 @@ from tacit.sgd.training.checkpoint import CheckpointError, ForkWarning, RunState
 from tacit.sgd.training.config import RunSettings
 from tacit.sgd.training.data import Records, Units
 from tacit.sgd.training.kept import KeptRows
+from tacit.sgd.training.owned import StoredUnits
 from tacit.sgd.training.pace import COMPILE, Pace, Program
 from tacit.sgd.training.plan import Plan
 from tacit.sgd.training.prefetch import BackgroundDraw
@@ -258,7 +259,10 @@ class Resumable(OneProcess):
     def _name_of_data(self, key: Key) -> str:
         secret = checkpoints.secret(key, "data")
         found = self.records.fingerprint(secret)
-        return found if self.units is None else former_fingerprint([found, self.units.order, self.units.starts], secret)
+        if self.units is None:
+            return found
+        who = [self.units.digest] if isinstance(self.units, StoredUnits) else [self.units.order, self.units.starts]
+        return former_fingerprint([found, *who], secret)
 
     def _computes(self, key: Key) -> dict[str, list[str | None]]:
         return identity.keyed(self._parts, checkpoints.secret(key, "identity"))

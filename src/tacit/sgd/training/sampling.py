@@ -270,13 +270,8 @@ class Chunks(_EachPass):
         return self.steps_per_epoch
 
     def draw(self, key: Key, step: int, units: int) -> Indices:
-        place = step % self.steps_per_epoch
-        return np.sort(
-            self._order(key, step // self.steps_per_epoch, units)[place * self.batch_size :][: self.batch_size]
-        )
-
-    def _order(self, key: Key, epoch: int, units: int) -> Indices:
-        return np.arange(units, dtype=np.int64)
+        first = step % self.steps_per_epoch * self.batch_size
+        return np.arange(min(first, units), min(first + self.batch_size, units), dtype=np.int64)
 
     def passed(self, step: acc.Mechanism) -> acc.Mechanism:
         return acc.Shuffled(step)
@@ -296,8 +291,9 @@ class Shuffle(Chunks):
     def apart(self) -> int:
         return 1  # last in one pass and first in the next
 
-    def _order(self, key: Key, epoch: int, units: int) -> Indices:
-        return np.argsort(uniform(key, epoch, units), kind="stable").astype(np.int64)
+    def draw(self, key: Key, step: int, units: int) -> Indices:
+        order = np.argsort(uniform(key, step // self.steps_per_epoch, units), kind="stable").astype(np.int64)
+        return np.sort(order[super().draw(key, step, units)])
 
     def passed(self, step: acc.Mechanism) -> acc.Mechanism:
         return acc.Shuffled(step, bins=self.steps_per_epoch)

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from tacit.ledger.fingerprint import fingerprint, former_fingerprint
 from tacit.sgd.training.data import Records, Table, optional, refuse_not_finite
+from tacit.sgd.training.owned import ORDER, STARTS, StoredUnits, put_in_order
 
 ROWS, INDEX, ASIDE = "rows.bin", "index.json", "aside-{:05}.parquet"
 #: Rows that are copied at a time.
@@ -151,7 +152,7 @@ def stored(
 @dataclasses.dataclass(frozen=True)
 class _Columns:
     """The columns of the files, or what was put aside of a stream, for the ids of the units: read where they are asked
-    for, a whole column at a time.
+    for.
 
     Guarantee: what is read is a column of the very rows that were copied, so that every row of the index has its id.
     """
@@ -162,22 +163,38 @@ class _Columns:
 
     @property
     def columns(self) -> list[str]:
-        if not self.files:
-            return []
-        return list(next(_frames(self.files[0])).columns)
+        return list(_schema(self.files[0])) if self.files else []
 
     def __getitem__(self, name: str) -> Any:
-        polars = optional("polars", "reading a table")
+        return optional("polars", "reading a table").concat(list(self.parts(name)))
+
+    def parts(self, name: str) -> Iterator[Any]:
+        """A column a few rows at a time."""
         _check_files(self.files, self.folder, self.made)
-        found = [(file, frame[name]) for file in self.files for frame in _frames(file, [name]) if frame.height]
+        first: tuple[str, Any] | None = None
+        for file in self.files:
+            for column in (frame[name] for frame in _frames(file, [name]) if frame.height):
+                first = first or (file.name, column.dtype)
+                if column.dtype != first[1]:
+                    raise ValueError(
+                        f"column {name!r} is {first[1]} in {first[0]} and {column.dtype} in {file.name}: give it one "
+                        "type in all files"
+                    )
+                yield column
         _check_files(self.files, self.folder, self.made)  # nor did they change while they were read
-        first = found[0][1].dtype
-        if odd := next((pair for pair in found if pair[1].dtype != first), None):
-            raise ValueError(
-                f"column {name!r} is {first} in {self.files[0].name} and {odd[1].dtype} in {odd[0].name}: give it one "
-                "type in all files"
-            )
-        return polars.concat([column for _, column in found])
+
+    def units(self, name: str) -> StoredUnits | None:
+        """Whose each row is, from files that are made where they are not there yet; None of a column of lists."""
+        stem = self.folder / f"owners-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+        known = self.made.setdefault("owners", {})
+        if name in known and all(stem.with_suffix(end).exists() for end in (ORDER, STARTS)):
+            _check_files(self.files, self.folder, self.made)
+            return StoredUnits(stem, known[name])
+        if any(name in types and types[name].is_nested() for types in map(_schema, self.files)):
+            return None
+        known[name] = put_in_order(lambda: self.parts(name), stem)
+        _write(self.folder, self.made)
+        return StoredUnits(stem, known[name])
 
 
 # -- reading files ----
@@ -268,6 +285,17 @@ def _height(file: Path) -> int:
     return sum(frame.height for frame in _frames(file, []))
 
 
+def _schema(file: Path) -> Any:
+    """The columns of a file and their types; no row is read."""
+    polars = optional("polars", "reading a table")
+    if file.suffix.lower() in PARQUET:
+        return polars.read_parquet_schema(file)
+    arrow = optional("pyarrow", "reading Arrow files")
+    with arrow.memory_map(os.fspath(file)) as mapped:
+        opened = arrow.ipc.open_stream(mapped) if _is_stream(file) else arrow.ipc.open_file(mapped)
+        return polars.from_arrow(opened.schema.empty_table()).schema
+
+
 def _frames(file: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
     """The rows of a file a few at a time, in their order."""
     polars = optional("polars", "reading a table")
@@ -282,7 +310,7 @@ def _frames(file: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
             for batch in batches:
                 yield polars.from_arrow(batch if columns is None else batch.select(list(columns)))
         return
-    lazy = polars.scan_parquet(file, glob=False)
+    lazy = polars.scan_parquet(file, glob=False, low_memory=True)
     yield from (lazy if columns is None else lazy.select(columns)).collect_batches(
         chunk_size=AT_ONCE, maintain_order=True, engine="streaming", lazy=True
     )
