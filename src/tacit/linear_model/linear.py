@@ -82,12 +82,13 @@ class LinearBase(RegressorMixin, WithIntervals, PrivateEstimator):  # type: igno
     def noise_in_words_(self) -> str:
         """What the noise of this fit does to its predictions, as a sentence."""
         check_is_fitted(self)
+        moved = f"{float(f'{self.prediction_noise_:.3g}'):,.12g}"
         r2 = "the noise hides what that is of R²" if math.isnan(self.r2_noise_) else f"R² -{self.r2_noise_:.2g}"
-        return f"the noise of this fit moves predictions by about {self.prediction_noise_:.3g} ({r2})"
+        return f"the noise of this fit moves predictions by about {moved} ({r2})"
 
     def _html_repr(self) -> str:
         drawn = str(super()._html_repr())
-        return f"{drawn}<p>{self.noise_in_words_}</p>" if hasattr(self, "prediction_noise_") else drawn
+        return f"{drawn}<p>{self.noise_in_words_}.</p>" if hasattr(self, "prediction_noise_") else drawn
 
     def _penalty(self, task: Task) -> Floats | None:
         """The diagonal of a ridge in scaled units; none here."""

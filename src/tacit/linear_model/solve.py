@@ -13,6 +13,7 @@ import math
 
 import numpy as np
 import numpy.typing as npt
+from scipy.linalg import cho_factor, cho_solve
 
 Floats = npt.NDArray[np.float64]
 
@@ -169,7 +170,9 @@ def prediction_noise(
     left = np.eye(size) - solution.solver @ (gram + np.diag(ridge))
     added, factor = _added(solution, noise), 1.0
     if after is not None:  # of a Kalman filter: what is left of an error is (covariance after)·(covariance before)⁻¹
-        kept = np.linalg.lstsq(noise_covariance(solution, noise), after, rcond=None)[0].T
+        before = noise_covariance(solution, noise)
+        before[np.diag_indices(size)] += 1e-12 * float(np.trace(before))  # more than rounding takes away
+        kept = cho_solve(cho_factor(before, overwrite_a=True), after).T
         believed = kept @ (np.eye(size) - solution.solver @ solution.matrix)
         added, factor, left = after - (believed * solution.prior) @ believed.T, CLIPPED, kept @ left
     lost = float(((gram @ left) * left).sum(axis=0) @ solution.plausible)
