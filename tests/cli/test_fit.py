@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from tacit import accounting as acc
 from tacit.cli import build
 from tacit.ledger import Ledger, OperatorView
+from tacit.ledger.signing import SigningKey
 from tacit.linear_model import LinearRegression, LogisticRegression, from_json, to_json
 from tacit.report import read_card
 from tacit.runs import fit as fits
@@ -269,3 +270,43 @@ def test_check_prints_that_it_is_private(clinic):
     assert "dates" in refused["age"]
     assert refused["ward"].startswith("1 missing values, and no fill")
     assert "such as 'x'" in refused["stay"]
+
+
+def test_a_signed_ledger_file_is_charged_with_the_key_that_the_environment_names(clinic, monkeypatch):
+    """Before, a fit could not be given the key, so a ledger file was of no use to it after its first signature."""
+    pytest.importorskip("cryptography")
+    run = CliRunner()
+    for words in (
+        "ledger init my.db clinic --epsilon 3 --delta 1e-5 --unit patient",
+        "ledger key ledger.key",
+        "ledger sign my.db clinic --key ledger.key",
+    ):
+        assert run.invoke(build(), words.split()).exit_code == 0
+    words = ["fit", "clinic.csv", "--schema", "clinic.toml", "--epsilon", "1"]
+    words += ["--ledger", "my.db", "--dataset", "clinic"]
+    told = run.invoke(build(), words)
+    assert told.exit_code
+    assert "TACIT_LEDGER_KEY" in " ".join(told.output.split())
+    assert Ledger("my.db").history("clinic") == []
+    monkeypatch.setenv("TACIT_LEDGER_KEY", "ledger.key")
+    told = run.invoke(build(), words)
+    assert told.exit_code == 0, told.output
+    assert len(Ledger("my.db").history("clinic")) == 2  # the coefficients and their accuracy
+    public = SigningKey.load("ledger.key").public
+    assert Ledger("my.db").verify(public_key=public).ok
+    (clinic / "ledger.key").chmod(0o644)
+    told = run.invoke(build(), words)
+    assert told.exit_code
+    assert "can be read by others" in " ".join(told.output.split())
+    monkeypatch.delenv("TACIT_LEDGER_KEY")
+    assert len(Ledger("my.db").history("clinic")) == 2
+
+
+def test_what_the_noise_does_to_predictions_is_printed_and_stands_on_card_and_report(clinic):
+    words = "fit clinic.csv --schema clinic.toml --epsilon 1 --name stay --target stay"
+    told = CliRunner().invoke(build(), words.split())
+    assert told.exit_code == 0, told.output
+    [said] = [line for line in told.output.splitlines() if line.startswith("the noise of this fit moves predictions")]
+    assert read_card("runs/stay/privacy.json")["released"]["noise"] == said
+    assert said in (clinic / "runs/stay/report.html").read_text()
+    assert said == from_json((clinic / "runs/stay/model.json").read_text()).noise_in_words_

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tacit import accounting as acc
 
 Because = Annotated[str, option("Why, for everybody to read.")]
-KeyFile = Annotated[Path | None, option("The ledger's key (tacit ledger key).", "--key")]
+KeyFile = Annotated[Path | None, option("The ledger's key (tacit ledger key). Default: $TACIT_LEDGER_KEY.", "--key")]
 
 SERVE_EPILOG = """
 Give --tls-cert and --tls-key, or put the service behind a proxy that does TLS; without either it listens on this
@@ -88,7 +88,8 @@ def serve(
         if not known.all():
             fail(f"{tokens} holds no token: make one with tacit ledger token add {tokens} NAME --role owner")
         ledger = Ledger(where, key=key)
-        for given, missing in ((key, "--key: heads are not signed"), (anchor, "--anchor: a rollback goes unseen")):
+        signer = ledger._key_file
+        for given, missing in ((signer, "--key: heads are not signed"), (anchor, "--anchor: a rollback goes unseen")):
             if given is None:
                 typer.echo(f"tacit: warning: without {missing}", err=True)
         if anchor is not None:

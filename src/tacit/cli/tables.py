@@ -127,6 +127,8 @@ def show(told: dict[str, Any]) -> None:
         typer.echo(f"  {row['name']:<{width}}  {row['value']:>11.5g}  {'' if told['no_intervals'] else ends}".rstrip())
     if told["no_intervals"]:
         typer.echo(told["no_intervals"])
+    if "noise" in told:
+        typer.echo(told["noise"])
     for result in told["results"]:
         value = result["value"]
         shown = f"{value:.1%}" if result["metric"] == "accuracy" else f"{value:,.4g}"

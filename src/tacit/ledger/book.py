@@ -303,7 +303,7 @@ class Book:
         store: Any = self._store
         signer = getattr(store, "signer", None)
         if signer is None:
-            raise TermsError("open the ledger with its key: Ledger(where, key=…), or --key")
+            raise TermsError("open the ledger with its key: Ledger(where, key=…), --key, or TACIT_LEDGER_KEY")
         self.verify(dataset).require()
         store.trusting = True
         try:

@@ -40,6 +40,8 @@ from tacit.ledger.store import WHY_NOT_COPIED, Already, Ends, MemoryStore
 from tacit.ledger.terms import check_growth, check_number, check_terms, check_text, priced
 from tacit.ledger.views import ChargeRecord, DatasetTerms
 
+#: The environment variable that names the file of the key.
+KEY = "TACIT_LEDGER_KEY"
 #: How many charges δ is divided into unless the registration says otherwise.
 CHARGES = 100
 
@@ -56,10 +58,11 @@ class Ledger(Changes, Book):
             ``"postgresql://…"``, or that of a service, ``"https://…"`` (:class:`tacit.ledger.remote.RemoteLedger`).
             None, the default, or ``":memory:"`` keeps the ledger in this process only.
         key: The file of an Ed25519 key (``tacit ledger key``). With it every head is signed, and nothing is granted on
-            a head that is not. None, the default, signs nothing.
+            a head that is not. None, the default, takes the file that the environment variable ``TACIT_LEDGER_KEY``
+            names, and signs nothing without it.
 
     Raises:
-        StorageError: If ``where`` is an address that tacit cannot use.
+        StorageError: If ``where`` is an address that tacit cannot use, or others can read the key.
 
     Example:
         >>> from tacit import accounting as acc
@@ -87,7 +90,7 @@ class Ledger(Changes, Book):
     def __init__(
         self, where: str | os.PathLike[str] | None = None, *, key: str | os.PathLike[str] | None = None
     ) -> None:
-        self._key_file = key
+        self._key_file = key = key if key is not None else os.environ.get(KEY) or None
         self._by = {}
         self._request = None
         self._plan = None

@@ -338,7 +338,8 @@ class SqlStore:
             raise LedgerTampered(
                 f"the head of {dataset!r} in {self.place()} is not signed with this ledger's key: somebody wrote it "
                 "who does not hold the key, or it was never signed. Nothing more is granted. If the ledger is older "
-                "than its key, sign it once, after a check: tacit ledger sign"
+                "than its key, sign it once, after a check: tacit ledger sign. If TACIT_LEDGER_KEY names the key of "
+                "another ledger, unset it"
             )
         first = self._at(connection, dataset, [0]) if rows[-1].seq else rows[-1:]
         if not first:
@@ -352,7 +353,7 @@ class SqlStore:
         if self.signer is None and connection.execute(signed).first():
             raise AccessDenied(
                 f"the heads of {self.place()} are signed: charge through its service, or open it with its key (key=, "
-                "--key); nothing was written"
+                "--key, or the environment variable TACIT_LEDGER_KEY, which names its file); nothing was written"
             )
 
     def _at(self, connection: Connection, dataset: str, places: list[int]) -> list[Row]:

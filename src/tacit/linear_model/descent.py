@@ -113,8 +113,9 @@ def descend(
     curvature: float = 1.0,
     guess: float = 1.0,
     penalty: Floats | None = None,
-) -> Floats:
-    """Minimise a loss whose gradient of a row is residual(xᵀθ, y)·x: coefficients, features x outputs.
+) -> tuple[Floats, Floats, Start]:
+    """Minimise a loss whose gradient of a row is residual(xᵀθ, y)·x: coefficients, features x outputs, the covariance
+    that the noise leaves them (:func:`walk`), and what was known before the steps.
 
     ``residual`` gives rows x outputs. ``count`` is the number of rows where it is public. ``curvature`` is a typical
     second derivative of the loss, ``guess`` the public guess of the length of θ, ``penalty`` the diagonal of a ridge.
@@ -125,25 +126,7 @@ def descend(
     gram, count_here, scale = _gram(source, budget, count)
     size = len(gram)
     start = Start(gram, scale, count_here, np.zeros((size, outputs)), np.eye(size) * guess**2 / size)
-    return steps(source, residual, start, budget.step, curvature=curvature, penalty=penalty)
-
-
-def steps(
-    source: RowSource,
-    residual: Residual,
-    start: Start,
-    multiplier: float,
-    *,
-    curvature: float = 1.0,
-    penalty: Floats | None = None,
-    warm_up: int = WARM_UP,
-) -> Floats:
-    """The steps from ``start`` on, each with noise ``multiplier``.
-
-    Guarantee: ``STEPS`` Gaussian releases of sums of vectors of length C at most (sensitivity C, replacing a row 2C),
-    where C follows from what was released before.
-    """
-    return walk(source, residual, start, multiplier, curvature=curvature, penalty=penalty, warm_up=warm_up)[0]
+    return *walk(source, residual, start, budget.step, curvature=curvature, penalty=penalty), start
 
 
 def walk(
@@ -156,9 +139,13 @@ def walk(
     penalty: Floats | None = None,
     warm_up: int = WARM_UP,
 ) -> tuple[Floats, Floats]:
-    """The coefficients of :func:`steps`, which states the guarantee, and the covariance that the noise leaves them.
+    """The coefficients after steps from ``start`` on, each with noise ``multiplier``, and the covariance that the noise
+    leaves them, which knows nothing of what clipping does.
 
     ``curvature`` may follow the scores' mean and variance, which the Gram matrix tells.
+
+    Guarantee: ``STEPS`` Gaussian releases of sums of vectors of length C at most (sensitivity C, replacing a row 2C),
+    where C follows from what was released before.
     """
     scale, size = start.scale, len(start.gram)
     # In the basis of the Gram matrix's eigenvectors W and that matrix are diagonal: vectors ``w`` and ``f``.

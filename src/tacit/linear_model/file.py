@@ -33,7 +33,7 @@ KINDS: dict[str, type[PrivateEstimator]] = {
 }
 #: What a fit left that is numbers: arrays, and plain numbers.
 ARRAYS = ("coef_", "covariance_", "_theta", "_centre")
-NUMBERS = ("_middle", "_half_width")
+NUMBERS = ("_middle", "_half_width", "prediction_noise_", "r2_noise_")
 
 
 def to_json(fitted: PrivateEstimator) -> str:
@@ -145,7 +145,7 @@ def _made(found: dict[str, Any]) -> Any:
         setattr(made, name, _array(found["values"][name]))
     for name in NUMBERS:
         if name in found["values"]:
-            setattr(made, name, float(found["values"][name]))
+            setattr(made, name, float(_array(found["values"][name])))
     intercept = found["values"]["intercept_"]
     made.intercept_ = _array(intercept) if isinstance(intercept, list) else float(intercept)
     if found["classes"] is not None:

@@ -97,6 +97,10 @@ class FunctionalLinearRegression(_Functional, LinearBase):
         intercept_: The constant, in the unit of y.
         covariance_: Covariance of intercept and coefficients, NaN where the noise hides one. No residuals are paid for,
             so it assumes the largest errors that the bounds allow: intervals are wide.
+        prediction_noise_: About how far the noise of the fit moves predictions, the root mean square over its rows in
+            the unit of y, against the same fit without noise. Computed from released values, so it costs nothing.
+        r2_noise_: NaN: nothing is paid for how far y spreads.
+        noise_in_words_: Both as a sentence.
         privacy_: What the fit cost, a :class:`tacit.accounting.Privacy`.
 
     Example:
@@ -159,6 +163,7 @@ class FunctionalLinearRegression(_Functional, LinearBase):
         solution, plan, gram, vector = self._released(task, "functional mechanism")
         found = self._estimated(task, gram, vector, plan.noises, self._most(task, gram), None)
         self._publish(task, solution.theta, found)
+        self._announce(task, self._unpaid(task, gram, vector, plan.noises), solution)
 
 
 class FunctionalLogisticRegression(_Functional, LinearClassifier):

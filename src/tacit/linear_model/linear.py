@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import chi2, norm
 from sklearn.base import RegressorMixin
+from sklearn.utils.validation import check_is_fitted
 
 from tacit import accounting as acc
 from tacit.accounting.base import is_number
@@ -16,12 +17,12 @@ from tacit.cluster import Ray
 from tacit.ledger import Ledger
 from tacit.linear_model import functional, inference, releases
 from tacit.linear_model.base import PrivateEstimator, Task, unscale
-from tacit.linear_model.descent import STEPS, DescentBudget, Start, descend, steps
+from tacit.linear_model.descent import STEPS, DescentBudget, Start, descend, walk
 from tacit.linear_model.inference import Estimate
 from tacit.linear_model.intervals import WithIntervals
 from tacit.linear_model.moments import ROUNDING
 from tacit.linear_model.second_moments import Known, MomentsOf
-from tacit.linear_model.solve import Noise, Solution, noise_covariance, solve
+from tacit.linear_model.solve import Noise, Solution, noise_covariance, prediction_noise, solve
 from tacit.linear_model.stream import Stream
 
 Floats = npt.NDArray[np.float64]
@@ -48,6 +49,8 @@ class LinearBase(RegressorMixin, WithIntervals, PrivateEstimator):  # type: igno
     coef_: Floats
     intercept_: float
     covariance_: Floats
+    prediction_noise_: float
+    r2_noise_: float
     privacy_: acc.Privacy
 
     def _publish(self, task: Task, theta: Floats, found: Estimate | None, why: str = "") -> None:
@@ -62,6 +65,34 @@ class LinearBase(RegressorMixin, WithIntervals, PrivateEstimator):  # type: igno
         self._keep_intervals(matrix, found, why, np.r_[task.middle, np.zeros(len(values) - 1)])
         # Predictions are made in scaled units, where rows are clipped as in the fit.
         self._theta, self._middle, self._half_width = theta, task.middle, task.half_width
+
+    def _announce(self, task: Task, known: Known, solution: Solution, after: Floats | None = None) -> None:
+        """Say how far the noise moves predictions, by released values: post-processing, which costs nothing.
+
+        ``solution`` is what was published, or what steps began with that left the covariance ``after``.
+        """
+        count, penalty = self._counted(task, known), self._penalty(task)
+        spread, doubt = known.spread(count) if self.fit_intercept else (count, count)
+        most, longest = min(max(spread, 0.0) + doubt, count), count * task.shape.norm_squared
+        moved = prediction_noise(solution, known.noise, longest=longest, spread=most, penalty=penalty, after=after)
+        self.prediction_noise_ = task.half_width * math.sqrt(moved / count)
+        self.r2_noise_ = moved / spread if spread > 2 * doubt else math.nan
+
+    @property
+    def noise_in_words_(self) -> str:
+        """What the noise of this fit does to its predictions, as a sentence."""
+        check_is_fitted(self)
+        moved = f"{float(f'{self.prediction_noise_:.3g}'):,.12g}"
+        r2 = "the noise hides what that is of R²" if math.isnan(self.r2_noise_) else f"R² -{self.r2_noise_:.2g}"
+        return f"the noise of this fit moves predictions by about {moved} ({r2})"
+
+    def _html_repr(self) -> str:
+        drawn = str(super()._html_repr())
+        return f"{drawn}<p>{self.noise_in_words_}.</p>" if hasattr(self, "prediction_noise_") else drawn
+
+    def _penalty(self, task: Task) -> Floats | None:
+        """The diagonal of a ridge in scaled units; none here."""
+        return None
 
     def predict(self, X: Any) -> Floats:
         """Predict the target of new rows, clipped to the bounds as in the fit.
@@ -78,6 +109,14 @@ class LinearBase(RegressorMixin, WithIntervals, PrivateEstimator):  # type: igno
         else:
             value = x @ self._theta
         return np.asarray(self._middle + self._half_width * value)
+
+    def _counted(self, task: Task, known: Known) -> float:
+        return known.count(task.count, intercept=self.fit_intercept)
+
+    def _unpaid(self, task: Task, gram: Floats, vector: Floats, noise: Noise) -> Known:
+        """What is known where nothing was paid for Σy²: |y| is at most 1."""
+        most = self._most(task, gram)
+        return Known(gram, vector, most, noise, most)
 
     def _seen(self, task: Task, gram: Floats, vector: Floats, noise: Noise, penalty: Floats | None) -> Estimate:
         """Unshrunk coefficients in the directions that stand out of the noise."""
@@ -152,6 +191,10 @@ class LinearRegression(LinearBase):
         intercept_: The constant, in the unit of y.
         covariance_: Covariance of intercept and coefficients without shrinkage, the intercept first; sample and noise
             together. NaN where there is no interval.
+        prediction_noise_: About how far the noise of the fit moves predictions, the root mean square over its rows in
+            the unit of y, against the same fit without noise. Computed from released values, so it costs nothing.
+        r2_noise_: About how much the noise takes from R² on the rows of the fit. NaN where it hides how far y spreads.
+        noise_in_words_: Both as a sentence.
         privacy_: What the fit cost, a :class:`tacit.accounting.Privacy`.
 
     Example:
@@ -236,10 +279,6 @@ class LinearRegression(LinearBase):
         counted = self.fit_intercept or task.count is not None
         return "sufficient-statistics" if isinstance(task.source, Stream) or not counted else "adaptive"
 
-    def _penalty(self, task: Task) -> Floats | None:
-        """The diagonal of a ridge in scaled units; none here."""
-        return None
-
     # -- the methods -------------------------------------------------------------------------------------------------
 
     def _descent(self, task: Task) -> None:
@@ -252,7 +291,7 @@ class LinearRegression(LinearBase):
         if isinstance(task.source, Stream):
             task.source.check_passes()
         with self._paid(task, mechanism, "gradient descent") as charge:
-            theta = descend(
+            theta, after, start = descend(
                 task.source,
                 _residual,
                 DescentBudget(noise, task.adjacency),
@@ -261,6 +300,7 @@ class LinearRegression(LinearBase):
                 penalty=self._penalty(task),
             )
         self._publish(task, theta[:, 0], None, CLIPS)
+        self._announce(task, *_before(start, self._penalty(task)), after)
         self.privacy_ = self._guarantee(task, mechanism, "whitened DP gradient descent", charge)
 
     def _statistics(self, task: Task) -> None:
@@ -284,6 +324,7 @@ class LinearRegression(LinearBase):
             score = releases.share(noise, parts[1], shift) if again else None
             found = self._intervals(task, known, solution.theta, score)
         self._publish(task, solution.theta, found)
+        self._announce(task, known, solution)
         self.privacy_ = self._guarantee(task, mechanism, "second moments with symmetric Gaussian noise", charge)
 
     def _adaptive(self, task: Task) -> None:
@@ -310,16 +351,19 @@ class LinearRegression(LinearBase):
         with self._paid(task, mechanism, "second moments, then moments or steps") as charge:
             exact = releases.moments(task.source, target=True)
             known = sums.release(exact, releases.share(noise, FIRST_SHARE, shift))
-            first = self._solution(known, penalty)
+            solution = first = self._solution(known, penalty)
+            after = None
             if self._precise(task, known, first, FIRST_SHARE / (FIRST_SHARE + rest)):
                 more = sums.release(exact, releases.share(noise, rest, shift))
                 known = known.mixed(more, rest / (FIRST_SHARE + rest))
-                theta = self._solution(known, penalty).theta
+                solution = self._solution(known, penalty)
+                theta = solution.theta
             else:
                 multiplier = releases.share(noise, rest / STEPS, 2.0 if replaced else 1.0)
-                theta = self._stepped(task, known, first, multiplier, penalty)
+                theta, after = self._stepped(task, known, first, multiplier, penalty)
             found = self._intervals(task, known, theta, releases.share(noise, SCORE_SHARE, shift))
         self._publish(task, theta, found)
+        self._announce(task, known, solution, after)
         self.privacy_ = self._guarantee(task, mechanism, "second moments, then more of them or gradient steps", charge)
 
     def _solution(self, known: Known, penalty: Floats | None) -> Solution:
@@ -341,26 +385,31 @@ class LinearRegression(LinearBase):
         risk = part * float((values * inside / (values**2 + hidden)).sum())
         return risk <= TOLERATED * known.squares(theta)
 
-    def _stepped(self, task: Task, known: Known, first: Solution, multiplier: float, penalty: Floats | None) -> Floats:
-        """Gradient steps from the first solution on, unless second moments contradict where they lead."""
+    def _stepped(
+        self, task: Task, known: Known, first: Solution, multiplier: float, penalty: Floats | None
+    ) -> tuple[Floats, Floats | None]:
+        """Gradient steps from the first solution on, with the covariance of their errors, unless second moments
+        contradict where they lead.
+        """
         start = Start(
             known.gram,
             known.noise.matrix * math.sqrt(2),
-            known.count(task.count, intercept=self.fit_intercept),
+            self._counted(task, known),
             first.theta[:, None],
             noise_covariance(first, known.noise),
         )
-        theta = steps(task.source, _residual, start, multiplier, penalty=penalty)[:, 0]
+        found, after = walk(task.source, _residual, start, multiplier, penalty=penalty)
+        theta = found[:, 0]
         seen = self._seen(task, known.gram, known.vector, known.noise, penalty)
         apart = seen.theta - (np.eye(len(theta)) - seen.hidden) @ theta
         rank = np.linalg.matrix_rank(seen.noise, hermitian=True)
         distance = float(apart @ np.linalg.pinv(seen.noise, hermitian=True) @ apart)
-        return first.theta if rank and distance > chi2.ppf(CONTRADICTED, rank) else theta
+        return (first.theta, None) if rank and distance > chi2.ppf(CONTRADICTED, rank) else (theta, after)
 
     def _intervals(self, task: Task, known: Known, theta: Floats, score: float | None) -> Estimate:
         """Unshrunk estimates with noise and sample; ``score`` is the noise multiplier of a release about the errors."""
         penalty = self._penalty(task)
-        count = known.count(task.count, intercept=self.fit_intercept)
+        count = self._counted(task, known)
         squares = known.squares(theta)
         found = self._estimated(task, known.gram, known.vector, known.noise, squares, penalty)
         if score is None:
@@ -413,6 +462,7 @@ class LinearRegression(LinearBase):
         solution = solve(gram, vector, noises, repair="positive", ridge=ridge, penalty=penalty, floor=floor)
         found = self._estimated(task, gram, vector, noises, self._most(task, gram), penalty)
         self._publish(task, solution.theta, found)
+        self._announce(task, self._unpaid(task, gram, vector, noises), solution)
         self.privacy_ = self._guarantee(task, mechanism, "AdaSSP", charge)
 
     def _functional(self, task: Task) -> None:
@@ -430,6 +480,7 @@ class LinearRegression(LinearBase):
         )
         found = self._estimated(task, gram, vector, plan.noises, self._most(task, gram), self._penalty(task))
         self._publish(task, solution.theta, found)
+        self._announce(task, self._unpaid(task, gram, vector, plan.noises), solution)
         self.privacy_ = self._guarantee(task, mechanism, "functional mechanism, exact sensitivities", charge)
 
 
@@ -477,6 +528,10 @@ class Ridge(LinearRegression):
         coef_: The coefficients, in the units of the table.
         intercept_: The constant, in the unit of y.
         covariance_: Covariance of intercept and coefficients, the intercept first.
+        prediction_noise_: About how far the noise of the fit moves predictions, the root mean square over its rows in
+            the unit of y, against the same fit without noise. Computed from released values, so it costs nothing.
+        r2_noise_: About how much the noise takes from R² on the rows of the fit. NaN where it hides how far y spreads.
+        noise_in_words_: Both as a sentence.
         privacy_: What the fit cost, a :class:`tacit.accounting.Privacy`.
 
     Example:
@@ -514,6 +569,15 @@ class Ridge(LinearRegression):
         weight = 1.0 if self.max_weight is None else 1.0 / self.max_weight
         diagonal: Floats = weight * float(self.alpha) / task.features.half_width**2
         return np.r_[0.0, diagonal] if self.fit_intercept else diagonal
+
+
+def _before(start: Start, penalty: Floats | None) -> tuple[Known, Solution]:
+    """What is known before steps where only the Gram matrix was released: a prior of the coefficients."""
+    size, beside = len(start.gram), start.scale / math.sqrt(2)
+    prior, floor = np.diag(start.covariance), math.sqrt(size) * beside  # half the noise's edge
+    matrix = start.gram + floor * np.eye(size) + (0.0 if penalty is None else np.diag(penalty))
+    known = Known(start.gram, start.gram @ start.theta[:, 0], start.count, Noise(beside, 0.0), start.count)
+    return known, Solution(start.theta[:, 0], np.zeros((size, size)), matrix, prior, prior)
 
 
 def _residual(value: Floats, target: Floats) -> Floats:

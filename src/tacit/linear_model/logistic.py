@@ -426,7 +426,7 @@ class LogisticRegression(LinearClassifier):
             curvature=CURVATURE if binary else 0.8 / classes,
             guess=self.coef_norm,
             penalty=np.full(task.width, float(self.alpha)) if self.alpha else None,
-        )
+        )[0]
 
     def _objective(self, task: Task) -> None:
         slope = self._slope(task)

@@ -46,6 +46,12 @@ class Known:
         noise = math.hypot(self.square_noise, 2 * math.sqrt(size) * self.noise.vector, size * self.noise.matrix)
         return max(found + noise, noise)
 
+    def spread(self, count: float) -> tuple[float, float]:
+        """Σ(y - ȳ)², and one standard deviation of its noise, where the first column is the constant."""
+        mean = min(max(float(self.vector[0]) / count, -1.0), 1.0)
+        found = self.square - 2 * mean * float(self.vector[0]) + mean**2 * float(self.gram[0, 0])
+        return found, math.hypot(self.square_noise, 2 * mean * self.noise.vector, mean**2 * self.noise.matrix)
+
     def count(self, public: int | None, *, intercept: bool) -> float:
         """The number of rows: public, or as the sum of the constant has it, or as many as Σy² needs at least."""
         size = len(self.vector)

@@ -13,20 +13,30 @@ import math
 
 import numpy as np
 import numpy.typing as npt
+from scipy.linalg import cho_factor, cho_solve
 
 Floats = npt.NDArray[np.float64]
 
+#: A prior is plausible if it makes b̂ less likely than the best one by a factor of at most e to this power.
+LESS_LIKELY = 2.0
+#: Clipping takes up to a third of a gradient's slope, which leaves this many times the mean square of steps' errors.
+CLIPPED = 2.0
 REPAIRS = ("shrink", "ridge", "trim", "ridge+trim", "positive", "none")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Solution:
-    """θ = ``solver`` · b̂, with the matrix that was used for A and the prior variances of θ."""
+    """θ = ``solver`` · b̂, with the matrix that was used for A and the prior variances of θ.
+
+    ``plausible`` are the largest prior variances that b̂ does not speak against; ``ridge`` is what was added to A.
+    """
 
     theta: Floats
     solver: Floats
     matrix: Floats
     prior: Floats
+    plausible: Floats
+    ridge: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,22 +91,26 @@ def solve(
     values = values + ridge
     repaired = (vectors * values) @ vectors.T
     full = repaired if penalty is None else repaired + np.diag(penalty)
+    plausible = prior
     if repair == "shrink":
-        prior, variance = _evident(full, vector, noise, prior, int(intercept), moved)
+        prior, plausible, variance = _evident(full, vector, noise, prior, int(intercept), moved)
         solver = np.linalg.solve(full @ full + variance * np.diag(1 / prior), full)
     else:
         solver = np.linalg.pinv(full, hermitian=True)
-    return Solution(solver @ vector, solver, full, prior)
+    if intercept:
+        plausible = np.r_[max(float(plausible[0]), 1.0), plausible[1:]]  # a target is at most 1
+    return Solution(solver @ vector, solver, full, prior, plausible, ridge)
 
 
 def _evident(
     matrix: Floats, vector: Floats, noise: Noise, prior: Floats, first: int, moved: float | None
-) -> tuple[Floats, float]:
-    """The prior variances, all but the constant's lowered by the most likely factor in (0, 1], and b̂'s noise variance.
+) -> tuple[Floats, Floats, float]:
+    """The prior variances, all but the constant's lowered by the most likely factor in (0, 1], and by the largest one
+    that is nearly as likely, and b̂'s noise variance.
 
     Where b̂ looks like noise alone, coefficients of the guessed length would be noise alone too.
     """
-    best: tuple[float, Floats, float] = (-math.inf, prior, 0.0)
+    tried: list[tuple[float, Floats, float]] = []
     for factor in 4.0 ** np.arange(0, -9, -1):
         scaled = prior.copy()
         scaled[first:] *= factor
@@ -105,9 +119,10 @@ def _evident(
         spread = (matrix * scaled) @ matrix + variance * np.eye(len(matrix))
         _, log_determinant = np.linalg.slogdet(spread)
         likely = -0.5 * float(log_determinant + vector @ np.linalg.solve(spread, vector))
-        if likely > best[0]:
-            best = (likely, scaled, variance)
-    return best[1], best[2]
+        tried.append((likely, scaled, variance))
+    best = max(tried, key=lambda one: one[0])
+    plausible = next(scaled for likely, scaled, _ in tried if likely >= best[0] - LESS_LIKELY)
+    return best[1], plausible, best[2]
 
 
 def noise_covariance(solution: Solution, noise: Noise) -> Floats:
@@ -115,9 +130,50 @@ def noise_covariance(solution: Solution, noise: Noise) -> Floats:
 
     The noise of b̂ adds σ_b² I, that of Â σ_A² (|θ|² I + θθᵀ).
     """
+    hidden = np.eye(len(solution.theta)) - solution.solver @ solution.matrix
+    spread = _added(solution, noise) + (hidden * solution.prior) @ hidden.T
+    return np.asarray((spread + spread.T) / 2)
+
+
+def _added(solution: Solution, noise: Noise) -> Floats:
+    """The covariance that the noise itself brings into θ."""
     theta, size = solution.theta, len(solution.theta)
     inside = noise.vector**2 * np.eye(size)
     inside = inside + noise.matrix**2 * (theta @ theta * np.eye(size) + np.outer(theta, theta))
-    hidden = np.eye(size) - solution.solver @ solution.matrix
-    spread = solution.solver @ inside @ solution.solver.T + (hidden * solution.prior) @ hidden.T
-    return np.asarray((spread + spread.T) / 2)
+    return np.asarray(solution.solver @ inside @ solution.solver.T)
+
+
+def prediction_noise(
+    solution: Solution,
+    noise: Noise,
+    *,
+    longest: float,
+    spread: float,
+    penalty: Floats | None = None,
+    after: Floats | None = None,
+) -> float:
+    """The sum of squares over the rows of what the noise of a fit moves predictions, from released values alone.
+
+    It is what the noise adds, and what it hides: hidden coefficients are taken for as long as plausible, but for no
+    more than ``spread``, the sum of squares of the target about its mean. The second moments of the rows have at most
+    the trace ``longest``. ``after`` is the covariance after steps.
+
+    >>> seen = solve(np.diag([400.0, 400.0]), np.array([200.0, 0.0]), Noise(0.0, 10.0))
+    >>> round(prediction_noise(seen, Noise(0.0, 10.0), longest=800.0, spread=100.0), 2)
+    0.5
+    """
+    size = len(solution.theta)
+    ridge = np.zeros(size) if penalty is None else penalty
+    gram = solution.matrix - np.diag(ridge + solution.ridge)
+    most = longest + 3 * math.sqrt(2 * size) * noise.matrix  # three standard deviations of a trace's noise
+    gram = gram * min(1.0, most / max(float(np.trace(gram)), 1e-300))
+    left = np.eye(size) - solution.solver @ (gram + np.diag(ridge))
+    added, factor = _added(solution, noise), 1.0
+    if after is not None:  # of a Kalman filter: what is left of an error is (covariance after)·(covariance before)⁻¹
+        before = noise_covariance(solution, noise)
+        before[np.diag_indices(size)] += 1e-12 * float(np.trace(before))  # more than rounding takes away
+        kept = cho_solve(cho_factor(before, overwrite_a=True), after).T
+        believed = kept @ (np.eye(size) - solution.solver @ solution.matrix)
+        added, factor, left = after - (believed * solution.prior) @ believed.T, CLIPPED, kept @ left
+    lost = float(((gram @ left) * left).sum(axis=0) @ solution.plausible)
+    return factor * max(float((added * gram).sum()), 0.0) + min(lost, spread)

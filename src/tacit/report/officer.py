@@ -147,7 +147,8 @@ def _coefficients(card: Release) -> str:
         rows.append([name, much, interval])
     named = "interval" if level is None else f"{level:.0%} interval"
     body = table([("coefficient", ""), ("value", "n"), (named, "n")], rows)
-    note = f'<p class="muted" style="margin:10px 0 0">{html.escape(told["note"])}</p>'
+    said = [told["note"], *([told["noise"]] if "noise" in told else [])]
+    note = "".join(f'<p class="muted" style="margin:10px 0 0">{html.escape(one)}</p>' for one in said)
     return f'<div data-from="released">{body}{note}</div>'
 
 

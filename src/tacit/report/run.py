@@ -509,6 +509,8 @@ def _coefficients(fitted: PrivateEstimator, charge: str | None, level: float = 0
             interval = {"lower": float(low), "upper": float(high)} if known else {"lower": None, "upper": None}
             listed.append({"name": name + of, "value": float(value), **interval})
     told = {"level": level if ends is not None else None, "note": note, "coefficients": listed}
+    if hasattr(fitted, "prediction_noise_"):
+        told["noise"] = fitted.noise_in_words_
     dataset = _charged_to(fitted, charge).get("dataset")
     if charge is not None and dataset is not None:
         return Charged(told, dataset, charge)

@@ -267,6 +267,8 @@ def release(settings: FitSettings, journal: Journal, fitted: Any, run: Run) -> l
     card = publish.stage(journal, dataclasses.replace(run, model_file=vouched))
     rows, why = coefficients(fitted)
     told = publish.summary(card) | {"coefficients": rows, "no_intervals": why, "method": run.method}
+    if hasattr(fitted, "prediction_noise_"):
+        told["noise"] = fitted.noise_in_words_
     journal.decide(told | {"files": publish.SHOWN | {"model": MODEL}})
     return []
 
