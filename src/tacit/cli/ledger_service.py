@@ -76,8 +76,8 @@ def serve(
 ) -> None:
     """Serve a ledger over HTTP, with tokens and roles."""
     from tacit.ledger import Ledger
-    from tacit.ledger.service import Service, listen
     from tacit.ledger.core import KEY
+    from tacit.ledger.service import Service, listen
     from tacit.ledger.signing import HEADS, check_anchor, heads_of
     from tacit.ledger.signing import anchor as write
     from tacit.ledger.tokens import Tokens
