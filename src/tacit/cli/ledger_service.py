@@ -76,6 +76,7 @@ def serve(
 ) -> None:
     """Serve a ledger over HTTP, with tokens and roles."""
     from tacit.ledger import Ledger
+    from tacit.ledger.core import KEY
     from tacit.ledger.service import Service, listen
     from tacit.ledger.signing import HEADS, check_anchor, heads_of
     from tacit.ledger.signing import anchor as write
@@ -88,9 +89,9 @@ def serve(
         if not known.all():
             fail(f"{tokens} holds no token: make one with tacit ledger token add {tokens} NAME --role owner")
         ledger = Ledger(where, key=key)
-        signer = ledger._key_file
+        signer = key or os.environ.get(KEY)
         for given, missing in ((signer, "--key: heads are not signed"), (anchor, "--anchor: a rollback goes unseen")):
-            if given is None:
+            if not given:
                 typer.echo(f"tacit: warning: without {missing}", err=True)
         if anchor is not None:
             if (anchor / HEADS if anchor.is_dir() else anchor).exists():

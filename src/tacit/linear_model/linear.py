@@ -131,10 +131,17 @@ class LinearBase(RegressorMixin, WithIntervals, PrivateEstimator):  # type: igno
         )
 
     def _estimated(
-        self, task: Task, gram: Floats, vector: Floats, noise: Noise, squares: float, penalty: Floats | None
+        self,
+        task: Task,
+        gram: Floats,
+        vector: Floats,
+        noise: Noise,
+        squares: float,
+        penalty: Floats | None,
+        seen: Estimate | None = None,
     ) -> Estimate:
         """Unshrunk coefficients with the widest intervals that errors with ``squares`` in all can ask for."""
-        found = self._seen(task, gram, vector, noise, penalty)
+        found = seen or self._seen(task, gram, vector, noise, penalty)
         found = found.referred(inference.reference(task.features, task.width, np.diag(gram)))
         ratios = inference.widest(found, gram, squares, task.shape, task.features)
         return inference.with_sample(found, gram, ratios)
@@ -352,7 +359,7 @@ class LinearRegression(LinearBase):
             exact = releases.moments(task.source, target=True)
             known = sums.release(exact, releases.share(noise, FIRST_SHARE, shift))
             solution = first = self._solution(known, penalty)
-            after = None
+            after = seen = None
             if self._precise(task, known, first, FIRST_SHARE / (FIRST_SHARE + rest)):
                 more = sums.release(exact, releases.share(noise, rest, shift))
                 known = known.mixed(more, rest / (FIRST_SHARE + rest))
@@ -360,8 +367,8 @@ class LinearRegression(LinearBase):
                 theta = solution.theta
             else:
                 multiplier = releases.share(noise, rest / STEPS, 2.0 if replaced else 1.0)
-                theta, after = self._stepped(task, known, first, multiplier, penalty)
-            found = self._intervals(task, known, theta, releases.share(noise, SCORE_SHARE, shift))
+                theta, after, seen = self._stepped(task, known, first, multiplier, penalty)
+            found = self._intervals(task, known, theta, releases.share(noise, SCORE_SHARE, shift), seen)
         self._publish(task, theta, found)
         self._announce(task, known, solution, after)
         self.privacy_ = self._guarantee(task, mechanism, "second moments, then more of them or gradient steps", charge)
@@ -387,9 +394,9 @@ class LinearRegression(LinearBase):
 
     def _stepped(
         self, task: Task, known: Known, first: Solution, multiplier: float, penalty: Floats | None
-    ) -> tuple[Floats, Floats | None]:
+    ) -> tuple[Floats, Floats | None, Estimate]:
         """Gradient steps from the first solution on, with the covariance of their errors, unless second moments
-        contradict where they lead.
+        contradict where they lead; and what those moments see.
         """
         start = Start(
             known.gram,
@@ -402,16 +409,20 @@ class LinearRegression(LinearBase):
         theta = found[:, 0]
         seen = self._seen(task, known.gram, known.vector, known.noise, penalty)
         apart = seen.theta - (np.eye(len(theta)) - seen.hidden) @ theta
-        rank = np.linalg.matrix_rank(seen.noise, hermitian=True)
-        distance = float(apart @ np.linalg.pinv(seen.noise, hermitian=True) @ apart)
-        return (first.theta, None) if rank and distance > chi2.ppf(CONTRADICTED, rank) else (theta, after)
+        values, vectors = np.linalg.eigh(seen.noise)
+        clear = values > len(theta) * np.finfo(np.float64).eps * float(np.abs(values).max(initial=0.0))
+        distance = float(((apart @ vectors[:, clear]) ** 2 / values[clear]).sum())
+        contradicted = clear.any() and distance > chi2.ppf(CONTRADICTED, int(clear.sum()))
+        return (first.theta, None, seen) if contradicted else (theta, after, seen)
 
-    def _intervals(self, task: Task, known: Known, theta: Floats, score: float | None) -> Estimate:
+    def _intervals(
+        self, task: Task, known: Known, theta: Floats, score: float | None, seen: Estimate | None = None
+    ) -> Estimate:
         """Unshrunk estimates with noise and sample; ``score`` is the noise multiplier of a release about the errors."""
         penalty = self._penalty(task)
         count = self._counted(task, known)
         squares = known.squares(theta)
-        found = self._estimated(task, known.gram, known.vector, known.noise, squares, penalty)
+        found = self._estimated(task, known.gram, known.vector, known.noise, squares, penalty, seen)
         if score is None:
             return found
         spread = squares / max(count - task.width, 1.0)

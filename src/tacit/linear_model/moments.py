@@ -108,8 +108,11 @@ class Moments:
 
     def total(self) -> Floats:
         """The sum, each entry rounded to the nearest multiple of 2^-20 (exactly: whole numbers until then)."""
-        self._flush()
         half = 1 << (GRID_BITS - 1)
+        if self.rows <= MOST_AT_ONCE:  # the sums fit 64 bits, with room for the half
+            sums = self._high.astype(np.int64) + self._low
+            return np.ldexp(((sums + half) >> GRID_BITS).astype(np.float64), -GRID_BITS)
+        self._flush()
         rounded = [(int(entry) + half) >> GRID_BITS for entry in self._high.flat]
         return np.array([math.ldexp(entry, -GRID_BITS) for entry in rounded]).reshape(self.width, self.width)
 

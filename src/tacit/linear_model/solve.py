@@ -93,7 +93,9 @@ def solve(
     full = repaired if penalty is None else repaired + np.diag(penalty)
     plausible = prior
     if repair == "shrink":
-        prior, plausible, variance = _evident(full, vector, noise, prior, int(intercept), moved)
+        if penalty is not None:
+            values, vectors = np.linalg.eigh(full)
+        prior, plausible, variance = _evident(values, vectors, vector, noise, prior, int(intercept), moved)
         solver = np.linalg.solve(full @ full + variance * np.diag(1 / prior), full)
     else:
         solver = np.linalg.pinv(full, hermitian=True)
@@ -103,22 +105,27 @@ def solve(
 
 
 def _evident(
-    matrix: Floats, vector: Floats, noise: Noise, prior: Floats, first: int, moved: float | None
+    values: Floats, vectors: Floats, vector: Floats, noise: Noise, prior: Floats, first: int, moved: float | None
 ) -> tuple[Floats, Floats, float]:
     """The prior variances, all but the constant's lowered by the most likely factor in (0, 1], and by the largest one
     that is nearly as likely, and b̂'s noise variance.
 
-    Where b̂ looks like noise alone, coefficients of the guessed length would be noise alone too.
+    Where b̂ looks like noise alone, coefficients of the guessed length would be noise alone too. ``values`` and
+    ``vectors`` are those of Â: under a prior with one variance p but for the constant's, b̂ has the covariance
+    p·Â² + σ² I and a matrix of rank one, so each factor costs a few sums.
     """
+    seen, column = vectors.T @ vector, values * vectors[0]
     tried: list[tuple[float, Floats, float]] = []
     for factor in 4.0 ** np.arange(0, -9, -1):
         scaled = prior.copy()
         scaled[first:] *= factor
         length = float(scaled.sum()) if moved is None else moved**2
         variance = noise.vector**2 + noise.matrix**2 * length
-        spread = (matrix * scaled) @ matrix + variance * np.eye(len(matrix))
-        _, log_determinant = np.linalg.slogdet(spread)
-        likely = -0.5 * float(log_determinant + vector @ np.linalg.solve(spread, vector))
+        spread = float(scaled[-1]) * values**2 + variance
+        beside = float(scaled[0] - scaled[-1])  # what the constant's variance has more
+        along, across = float((column**2 / spread).sum()), float((column * seen / spread).sum())
+        log_determinant = float(np.log(spread).sum()) + math.log1p(beside * along)
+        likely = -0.5 * (log_determinant + float((seen**2 / spread).sum()) - beside * across**2 / (1 + beside * along))
         tried.append((likely, scaled, variance))
     best = max(tried, key=lambda one: one[0])
     plausible = next(scaled for likely, scaled, _ in tried if likely >= best[0] - LESS_LIKELY)
