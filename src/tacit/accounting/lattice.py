@@ -241,7 +241,7 @@ class LatticeCurve:
             c = STEEPEST / self.step
             centre = sum(times * law.tilted(c)[2] for law, times in upper)
         self.start = centre
-        self.upper = _Composed(upper, c, self.step, self.size, centre, guide, (0, 1))
+        self.upper = _Composed(upper, c, self.step, self.size, centre, guide)
         upper.clear()  # the memory is needed for the others
         below: tuple[list[tuple[LatticeLaw, int]], ...] = [], []
         for loss, times in parts:
@@ -285,7 +285,7 @@ class _Composed:
         size: int,
         centre: float,
         guide: Parts | None,
-        sums: tuple[int, ...],
+        sums: tuple[int, ...] = (0, 1),
     ) -> None:
         """``guide`` is None where nothing need be known of what lies outside the window. ``sums`` are those that will
         be asked for: 0 of e^{-cl}, 1 of e^{-(c+1)l}."""
