@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 
@@ -12,6 +11,7 @@ import pytest
 
 from tacit import accounting as acc
 from tacit.accounting import levels
+from tacit.accounting import poisson as poisson_sampling
 from tacit.accounting.levels import Levels
 from tacit.accounting.pricing import Reader
 from tests.accounting import truth
@@ -166,11 +166,7 @@ def test_thirty_laplace_releases_have_a_total_variation() -> None:
     assert bound.width <= 2e-4
 
 
-MEMORY = """
-import resource, sys
-import tacit.accounting as acc
-import scipy.special, numpy.fft
-start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+CALLS = """
 acc.delta(acc.PureDP(1.0) * 50, 1.0)
 acc.profile(acc.Laplace(0.5) * 30, [0.0, 10.0, 40.0])
 acc.epsilon(acc.Selected(acc.PureDP(1.0) * 40), 1e-6)
@@ -183,15 +179,62 @@ acc.epsilon(acc.DiscreteGaussian(3000.0) * 10**6 + acc.DiscreteLaplace(7.0), 1e-
 acc.epsilon(acc.FixedSizeSampled(acc.Gaussian(1.1), 256, 60000) * 3515, 1e-5, adjacency="zero-out", tolerance=1e-12)
 cut = acc.TruncatedPoissonSampled(acc.Gaussian(1.084), 3.87e-4, examples=5165, max_batch=7)
 acc.epsilon(cut * 148, 2e-4, adjacency="replace-one")
+acc.epsilon(acc.PoissonSampled(acc.Laplace(3.0), 0.01) * 10**6 + acc.DiscreteGaussian(20000.0) * 5, 1e-9)
+acc.epsilon(sum((acc.DiscreteGaussian(20000.0 - i) * 2 for i in range(8)), acc.nothing()), 1e-9)
+acc.epsilon(acc.PoissonSampled(acc.DiscreteGaussian(20000.0), 0.01) * 100, 1e-9, group=20)
+acc.epsilon(acc.PoissonSampled(acc.DiscreteLaplace(1e7), 0.01) * 100, 1e-9, adjacency="replace-one")
+"""
+PEAK = """
+import resource
+import tacit.accounting as acc
+import scipy.special, numpy.fft
+start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+{calls}
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) / 1024)
 """
 
 
+def _peak(calls: str) -> float:
+    """How many MB a process needs for some prices, beyond what it takes to start."""
+    done = subprocess.run([sys.executable, "-c", PEAK.format(calls=calls)], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
 @pytest.mark.slow
 def test_memory_is_bounded_whatever_is_asked() -> None:
-    assert resource.RUSAGE_SELF == 0
-    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 256
+    assert _peak(CALLS) < 256
+
+
+def test_memory_does_not_grow_with_the_scale_of_discrete_noise() -> None:
+    """Every outcome within 700 scales was listed: 104 GiB for this one."""
+    sampled = "acc.PoissonSampled(acc.DiscreteLaplace(1e7), 0.01) * 100"
+    assert _peak(f'acc.epsilon({sampled}, 1e-9, adjacency="replace-one")') < 100
+
+
+def test_many_laws_of_discrete_noise_are_not_held_at_once() -> None:
+    """Each has a quarter of a million outcomes."""
+    run = acc.DiscreteGaussian(4000.0) + acc.DiscreteGaussian(3999.0) * 2 + acc.DiscreteGaussian(3998.0)
+    kept = [part.pair("add-remove", "remove") for part, _ in run.parts()]
+    assert all(not any(isinstance(x, np.ndarray) for x in vars(loss).values()) for loss in kept)
+    price, continuous = acc.epsilon(run, 1e-6), acc.epsilon(acc.Gaussian(2000.0), 1e-6)
+    assert price.lower == pytest.approx(continuous.upper, rel=1e-3)
+    assert price.width < 1e-4 * price.upper
+
+
+@pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
+def test_a_group_with_many_outcomes_costs_no_less_than_with_all_of_them(
+    adjacency: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a group's outcomes would be too many, laws of fewer outcomes that dominate them take their place."""
+    run = acc.PoissonSampled(acc.DiscreteGaussian(12.3), 0.05) * 40
+    exact = acc.epsilon(run, 1e-6, adjacency=adjacency, group=3)
+    poisson_sampling._sampled_pair.cache_clear()
+    monkeypatch.setattr(poisson_sampling, "MOST_OUTCOMES", 2400)
+    monkeypatch.setattr(poisson_sampling, "MOST_SEEN", 200)
+    fewer = acc.epsilon(run, 1e-6, adjacency=adjacency, group=3)
+    poisson_sampling._sampled_pair.cache_clear()
+    assert exact.upper * (1 - 1e-6) <= fewer.upper <= 1.02 * exact.upper
+    assert 0.9 * exact.lower <= fewer.lower <= exact.lower * (1 + 1e-6)
 
 
 @pytest.mark.parametrize(

@@ -187,12 +187,16 @@ def test_cells_of_laplace_noise_are_differences_of_its_distribution() -> None:
 
 def test_discrete_laplace_noise_has_mass_one_and_falls_by_its_scale() -> None:
     for scale in (0.5, 3.0):
-        law = acc.DiscreteLaplace(scale).masses()
-        middle = len(law) // 2
-        assert law.sum() == pytest.approx(1.0, rel=1e-12)
-        assert law[middle + 1] / law[middle] == pytest.approx(math.exp(-1 / scale), rel=1e-12)
-        moved = poisson._whole_number_law(acc.DiscreteLaplace(scale), 2, 3, -3.0)
-        assert moved.sum() == pytest.approx(1.0, rel=1e-12)
+        for far, group, shift in ((1, 9, 0.0), (2, 3, -3.0), (1, 2, 2.0)):
+            law = poisson._whole_number_law(acc.DiscreteLaplace(scale), far, group, shift)
+            room, moved = far * group, round(shift) * far
+            k = np.arange(-1500, 1501)
+            masses = math.tanh(0.5 / scale) * np.exp(-np.abs(k - moved) / scale)
+            assert law.sum() == pytest.approx(1.0, rel=1e-12)
+            # between the furthest shifts every number by itself, and all that lie beyond together
+            assert law[1:-1] == pytest.approx(masses[np.abs(k) < room], rel=1e-12)
+            assert law[0] == pytest.approx(masses[k <= -room].sum(), rel=1e-12)
+            assert law[-1] == pytest.approx(masses[k >= room].sum(), rel=1e-12)
 
 
 def test_a_lattice_of_epsilon_covers_what_is_asked() -> None:

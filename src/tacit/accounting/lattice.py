@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from tacit.accounting.losses import ROUND, Array, AtomsLoss, Loss, suffix_sums
 FIRST_SIZE, LAST_SIZE = 1 << 12, 1 << 20
 #: More lattice points than this are refused, for all losses together and for the composition: some 200 MB at once.
 MAX_CELLS = LAST_SIZE
+#: Atoms that are put on a lattice at once.
+ATOMS_AT_ONCE = 1 << 17
 #: The part of δ, over all steps, that may lie above the lattices.
 TAIL = 1e-8
 #: The tilt between neighbouring lattice points is at most e to this.
@@ -41,7 +44,7 @@ class LatticeLaw(AtomsLoss):
         keep = masses > 0
         k = np.arange(first, first + len(masses))[keep]
         super().__init__(offset + k * step, masses[keep])
-        self.offset, self.k, self.above = offset, k, above
+        self.offset, self.step, self.k, self.above = offset, step, k, above
         if len(k) == 0:
             raise OverflowError("no mass on the lattice")
         self.log_p = np.log(self.p)
@@ -141,11 +144,11 @@ def seen(loss: Loss, step: float, tail: float) -> tuple[LatticeLaw, LatticeLaw]:
         level = np.exp(np.minimum(np.log(q) + points, 700.0))
     # where Q underflows: the loss of a cell is at least that of its lower edge
     level = np.where((q > SMALL) & (level < p * math.exp(min(step, 700.0))), level, p * math.exp(min(step / 2, 700.0)))
-    values, mass = below.atoms()
-    cell = np.rint((values - offset) / step).astype(np.intp) - first
     p, level = p.copy(), level.copy()
-    np.add.at(p, cell, mass)
-    np.add.at(level, cell, mass * np.exp(np.minimum(points[cell] - values, step)))
+    for values, mass in _in_blocks(below):
+        cell = np.rint((values - offset) / step).astype(np.intp) - first
+        np.add.at(p, cell, mass)
+        np.add.at(level, cell, mass * np.exp(np.minimum(points[cell] - values, step)))
     # rounding to the safe side
     slack = 16 * ROUND * (2 + np.abs(points))
     return (
@@ -167,14 +170,11 @@ def _points(offset: float, step: float, low: float, high: float) -> tuple[int, A
     return first, offset + step * np.arange(first, last + 1)
 
 
-def _place(loss: Loss, offset: float, step: float, first: int) -> tuple[NDArray[np.intp], Array, Array]:
-    """For each atom the lattice point at or below it, its P-mass, and the share that domination sends one point up."""
+def _in_blocks(loss: Loss) -> Iterator[tuple[Array, Array]]:
+    """Values and masses of the atoms, some at a time: what is made of each is as large as they are."""
     values, mass = loss.atoms()
-    place = (values - offset) / step - first
-    node = np.floor(place + MISPLACED).astype(np.intp)
-    rest = np.maximum(place - node, 0.0)
-    share = np.where(rest > MISPLACED, np.expm1(-rest * step) / math.expm1(-step), 0.0)
-    return node, mass, share
+    for i in range(0, len(values), ATOMS_AT_ONCE):
+        yield values[i : i + ATOMS_AT_ONCE], mass[i : i + ATOMS_AT_ONCE]
 
 
 def _dominating(loss: Loss, offset: float, step: float, low: float, high: float) -> LatticeLaw:
@@ -186,9 +186,14 @@ def _dominating(loss: Loss, offset: float, step: float, low: float, high: float)
     masses[1:] += up
     masses[:-1] += p[1:-1] - up
     masses[0] += p[0]  # below the lattice: moved up to it
-    node, mass, share = _place(loss, offset, step, first)
-    np.add.at(masses, node, mass * (1 - share))
-    np.add.at(masses, node + 1, mass * share)
+    for values, mass in _in_blocks(loss):
+        place = (values - offset) / step - first
+        node = np.floor(place + MISPLACED).astype(np.intp)
+        rest = np.maximum(place - node, 0.0)
+        # of each atom domination sends this share one point up
+        share = np.where(rest > MISPLACED, np.expm1(-rest * step) / math.expm1(-step), 0.0)
+        np.add.at(masses, node, mass * (1 - share))
+        np.add.at(masses, node + 1, mass * share)
     return LatticeLaw(offset, step, first, masses, float(p[-1]))
 
 
@@ -242,9 +247,9 @@ class LatticeCurve:
         for loss, times in parts:
             for laws, law in zip(below, seen(loss, self.step, tail), strict=True):
                 laws.append((law, times))
-        self.of_p = _Composed(below[0], c, self.step, self.size, centre, guide)
+        self.of_p = _Composed(below[0], c, self.step, self.size, centre, guide, (0,))
         below[0].clear()
-        self.of_q = _Composed(below[1], c, self.step, self.size, centre, None)
+        self.of_q = _Composed(below[1], c, self.step, self.size, centre, None, (1,))
         # the loss that a total of cell numbers stands for, where its masses have digits
         one, two = self.of_p, self.of_q
         known = (one.p > 10 * one.noise) & (two.p > 10 * two.noise)
@@ -273,9 +278,17 @@ class _Composed:
     """The law of the total loss, tilted, on one window of the lattice."""
 
     def __init__(
-        self, parts: list[tuple[LatticeLaw, int]], c: float, step: float, size: int, centre: float, guide: Parts | None
+        self,
+        parts: list[tuple[LatticeLaw, int]],
+        c: float,
+        step: float,
+        size: int,
+        centre: float,
+        guide: Parts | None,
+        sums: tuple[int, ...] = (0, 1),
     ) -> None:
-        """``guide`` is None where nothing need be known of what lies outside the window."""
+        """``guide`` is None where nothing need be known of what lies outside the window. ``sums`` are those that will
+        be asked for: 0 of e^{-cl}, 1 of e^{-(c+1)l}."""
         self.c, self.step = c, step
         self.log_m = self.log_m_error = 0.0
         self.above = 0.0
@@ -301,10 +314,11 @@ class _Composed:
             self._outside(parts, guide)
         # sums from the right, for all ε at once
         self.origin = centre
-        excess = self.values - centre
-        # (what is cut off is too far away for :meth:`_sums` to use it, or adds less than the rounding of one term)
-        self.first_sum = suffix_sums(self.p * np.exp(np.clip(-c * excess, -745.0, 600.0)))
-        self.second_sum = suffix_sums(self.p * np.exp(np.clip(-(c + 1) * excess, -745.0, 600.0)))
+        # (what is cut off is too far away for :meth:`_sum` to use it, or adds less than the rounding of one term)
+        self.suffixes = {
+            more: suffix_sums(self.p * np.exp(np.clip(-(c + more) * (self.values - centre), -745.0, 600.0)))
+            for more in sums
+        }
 
     def _compose(
         self, parts: list[tuple[LatticeLaw, int]], size: int, kind: type[np.floating[Any]]
@@ -368,20 +382,16 @@ class _Composed:
         left = min(left, mass + c * self.bottom)
         self.log_right, self.log_left, self.log_tail = right, left, tail
 
-    def _sums(self, epsilon: float, start: float) -> tuple[float, float]:
-        """Σ p e^{-c(l-ε)} and Σ p e^{-(c+1)(l-ε)} over l > start."""
+    def _sum(self, more: int, epsilon: float, start: float) -> float:
+        """Σ p e^{-(c + more)(l-ε)} over l > start; ``more`` is 0 or 1."""
         i = int(np.searchsorted(self.values, start, side="right"))
         if i >= len(self.values):
-            return 0.0, 0.0
-        shift = epsilon - self.origin
-
-        def sum_at(c: float, suffix: Array) -> float:
-            if c * abs(shift) < 400:
-                return float(suffix[i]) * math.exp(c * shift)
-            # far from where the sums were scaled to
-            return float(self.p[i:] @ np.exp(-c * (self.values[i:] - epsilon)))
-
-        return sum_at(self.c, self.first_sum), sum_at(self.c + 1, self.second_sum)
+            return 0.0
+        shift, c = epsilon - self.origin, self.c + more
+        if c * abs(shift) < 400:
+            return float(self.suffixes[more][i]) * math.exp(c * shift)
+        # far from where the sums were scaled to
+        return float(self.p[i:] @ np.exp(-c * (self.values[i:] - epsilon)))
 
     def _off(self, epsilon: float) -> tuple[float, float, float]:
         """M(c)e^{-cε}, its relative error and that of a sum; an infinite one where nothing can be claimed."""
@@ -399,7 +409,7 @@ class _Composed:
         size, grow, rounding = self._off(epsilon)
         if math.isinf(grow):
             return 1.0
-        one, two = self._sums(epsilon, epsilon)
+        one, two = (self._sum(more, epsilon, epsilon) for more in (0, 1))
         # An entry that is wrong by the noise weighs e^{-cx}(1 - e^{-x}), x how far it lies above ε: at most κ(c) at the
         # first lattice point, which may lie anywhere in its cell, and at most e^{-cx}, x a step or more, at those after
         slack = self.noise * (math.exp(log_kappa(self.c)) + self._after_first(0)) + rounding * (one + two)
@@ -411,7 +421,7 @@ class _Composed:
         size, grow, rounding = self._off(epsilon)
         if math.isinf(grow):
             return 0.0
-        one, _ = self._sums(epsilon, start)
+        one = self._sum(0, epsilon, start)
         weight = math.exp(min(self.c * max(epsilon - start, 0.0), 700.0))  # of an entry at the start
         slack = self.noise * weight * (1 + self._after_first(0)) + rounding * one
         alias = math.exp(min(np.logaddexp(self.log_right, self.log_left) - self.c * epsilon, 700.0)) * weight
@@ -422,7 +432,7 @@ class _Composed:
         size, grow, rounding = self._off(epsilon)
         if math.isinf(grow):
             return math.inf
-        _, two = self._sums(epsilon, start)
+        two = self._sum(1, epsilon, start)
         weight = math.exp(min((self.c + 1) * max(epsilon - start, 0.0), 700.0))
         slack = self.noise * weight * (1 + self._after_first(1)) + rounding * two
         return size * (two + slack) * (1 + grow)
@@ -435,7 +445,7 @@ class _Composed:
     def log_delta(self, epsilon: float) -> tuple[float, float]:
         if self.c * (self.origin - epsilon) > 500:
             return math.inf, -self.c
-        one, two = self._sums(epsilon, epsilon)
+        one, two = (self._sum(more, epsilon, epsilon) for more in (0, 1))
         if one - two <= 0:
             return -math.inf, -self.c
         return self.log_m - self.c * epsilon + math.log(one - two), -two / (one - two)

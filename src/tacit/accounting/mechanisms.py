@@ -179,8 +179,7 @@ class DiscreteGaussian(Mechanism):
         if self.sigma > LARGEST_SIGMA:
             return None
         shift = (self.replace or 2 * self.sensitivity) if adjacency == "replace-one" else self.sensitivity
-        values, p, spacing = losses.discrete_gaussian_atoms(self.sigma, shift * group)
-        return AtomsLoss(values, p, spacing=spacing)
+        return losses.DiscreteGaussianLoss(self.sigma, shift * group)
 
     def largest_loss(self, adjacency: str, direction: str, group: int = 1) -> float:
         return math.inf  # the pair leaves out what has no number in binary64; the tails differ without end
@@ -218,11 +217,6 @@ class DiscreteLaplace(Mechanism):
 
     def _shift(self, adjacency: str, group: int) -> int:
         return ((self.replace or 2 * self.sensitivity) if adjacency == "replace-one" else self.sensitivity) * group
-
-    def masses(self) -> np.ndarray[Any, Any]:
-        """The law of the noise on the whole numbers around 0 that have a number in binary64."""
-        k = np.abs(np.arange(-math.ceil(700 * self.scale) - 1, math.ceil(700 * self.scale) + 2))
-        return np.asarray(math.tanh(0.5 / self.scale) * np.exp(-k / self.scale))
 
     def is_tight(self, adjacency: str, group: int = 1) -> bool:
         return self._shift(adjacency, group) <= min(LARGEST_RATIO * self.scale, LARGEST_SIGMA) or self.scale == 0

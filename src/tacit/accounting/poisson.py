@@ -26,6 +26,7 @@ from tacit.accounting.derived import (
     upper_end,
 )
 from tacit.accounting.errors import AccountingError, AdjacencyError
+from tacit.accounting.lattice import MISPLACED, dominating
 from tacit.accounting.losses import ROUND, Array, AtomsLoss, Loss, discrete_gaussian_atoms
 from tacit.accounting.mechanisms import (
     GDP,
@@ -49,6 +50,8 @@ from tacit.accounting.renyi import standing_pair
 NOISE = (Gaussian, Laplace, DiscreteGaussian, DiscreteLaplace)
 #: Cells into which the outcomes of Laplace noise are put for a lower end.
 CELLS = 4000
+#: Outcomes of discrete noise on all sums of a group together, and as many as are told apart in a lower bound.
+MOST_OUTCOMES, MOST_SEEN = 1 << 19, 1 << 17
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -129,12 +132,20 @@ class PoissonSampled(Mechanism):
             return None
         return PureDP(amplified(largest, self.rate)).pair("add-remove", direction, chain)
 
+    def _one_of(self, adjacency: str, direction: str, group: int, count: int) -> Loss | None:
+        """The pair of what is sampled; one of fewer outcomes that dominates it, where ``count`` would be too many."""
+        loss = _pair(self.mechanism, adjacency, direction, group)
+        if count == 1 or not isinstance(loss, AtomsLoss) or len(loss.values) * count <= MOST_OUTCOMES:
+            return loss
+        law = dominating(loss, float(np.ptp(loss.values)) / (MOST_OUTCOMES // count + 1), 0.0)
+        return AtomsLoss(law.values + 2 * MISPLACED * law.step, law.p, symmetric=loss.symmetric)
+
     def _there_or_not(self, direction: str, group: int) -> Loss | None:
         """Records that are there or not: the theorem, with the number of sampled ones told if there are several."""
         chained = self._chained(direction, group)
         if chained is not None and self.mechanism.largest_loss("add-remove", direction) * group > LARGEST_RATIO:
             return chained  # e to the loss has no number
-        members = [_pair(self.mechanism, "add-remove", direction, j) for j in range(1, group + 1)]
+        members = [self._one_of("add-remove", direction, j, group) for j in range(1, group + 1)]
         if any(loss is None for loss in members):
             return None
         if group == 1:
@@ -157,11 +168,11 @@ class PoissonSampled(Mechanism):
             return chained
         none, *some = binomial(group, self.rate)
         sizes = range(1, group + 1)
-        changed = [_pair(inner, adjacency, direction, j) for j in sizes]
+        changed = [self._one_of(adjacency, direction, j, 2 * group) for j in sizes]
         if not isinstance(inner, NOISE):
             found = [(loss, w) for loss, w in zip(changed, some, strict=True) if loss is not None]
             return DrawnLoss([(nothing_revealed(), none), *found]) if len(found) == group else None
-        there = [_pair(inner, "add-remove", "remove", j) for j in sizes]
+        there = [self._one_of("add-remove", "remove", j, 2 * group) for j in sizes]
         drawn = []
         for losses in (there, changed):
             found = [(loss, w / (1 - none)) for loss, w in zip(losses, some, strict=True) if loss is not None]
@@ -196,8 +207,10 @@ class PoissonSampled(Mechanism):
         if isinstance(inner, Gaussian) and adjacency == "replace-one" and inner.noise_multiplier > 0:
             # two records as far apart as they may be, on either side of the middle
             return _either_side(inner.noise_multiplier, inner.replace / 2, self.rate, group)
-        if isinstance(inner, NOISE) and not isinstance(inner, Gaussian) and group <= 64 and inner.is_tight(adjacency):
-            return _seen(inner, self.rate, adjacency, direction, group)
+        listed = isinstance(inner, NOISE) and not isinstance(inner, Gaussian) and group <= 64
+        listed = listed and inner.is_tight(adjacency)
+        if listed and (loss := _seen(inner, self.rate, adjacency, direction, group)) is not None:
+            return loss
         below = inner.floor("add-remove", direction) if adjacency != "replace-one" else None
         return sampled(below, self.rate, direction) if below is not None else None
 
@@ -328,10 +341,10 @@ def _amplified_replacement(there: Loss, changed: Loss, rate: float, points: int 
     return symmetric_law(grid, np.array(deltas), spacing=step)
 
 
-def _seen(inner: Mechanism, rate: float, adjacency: str, direction: str, group: int) -> Loss:
+def _seen(inner: Mechanism, rate: float, adjacency: str, direction: str, group: int) -> Loss | None:
     """What is seen of noise on a sum that neighbours move by up to ``group`` records, all one way: a lower bound.
 
-    Laplace noise is seen in cells only, which shows less.
+    Laplace noise is seen in cells only, which shows less. None where there are too many outcomes to list.
     """
     weights = binomial(group, rate)
     far = 1.0
@@ -348,6 +361,8 @@ def _seen(inner: Mechanism, rate: float, adjacency: str, direction: str, group: 
         assert isinstance(inner, DiscreteGaussian | DiscreteLaplace)
         one = inner.sensitivity
         half = (inner.replace or 2 * one) // 2 if adjacency == "replace-one" else one
+        if half * group > MOST_OUTCOMES:
+            return None
         law = functools.partial(_whole_number_law, inner, half, group)
     with_record = sum(w * law(float(j)) for j, w in enumerate(weights))
     other: Array = law(0.0)
@@ -375,16 +390,21 @@ def _laplace_cells(edges: Array) -> Array:
 
 
 def _whole_number_law(inner: DiscreteGaussian | DiscreteLaplace, far: int, group: int, shift: float) -> Array:
-    """Masses on whole numbers of discrete noise moved by ``shift`` times ``far``."""
+    """Masses on whole numbers of discrete noise moved by ``shift`` times ``far``; of many, of some next to each other.
+
+    Beyond the furthest shift all outcomes of Laplace noise have one loss, and are one outcome here.
+    """
+    room, moved = far * group, round(shift) * far
     if isinstance(inner, DiscreteGaussian):
-        _, mass, _ = discrete_gaussian_atoms(inner.sigma, 1)
+        _, mass = discrete_gaussian_atoms(inner.sigma, 1)
+        law = np.zeros(len(mass) + 2 * room)
+        law[room + moved : room + moved + len(mass)] = mass
     else:
-        mass = inner.masses()
-    room = far * group
-    start = room + round(shift) * far
-    law = np.zeros(len(mass) + 2 * room)
-    law[start : start + len(mass)] = mass
-    return law
+        law = math.tanh(0.5 / inner.scale) * np.exp(-np.abs(np.arange(-room, room + 1) - moved) / inner.scale)
+        for end, distance in ((0, room + moved), (-1, room - moved)):
+            law[end] = math.exp(-distance / inner.scale) / (1 + math.exp(-1 / inner.scale))
+    each = -(-len(law) // MOST_SEEN)
+    return law if each == 1 else np.asarray(np.add.reduceat(law, np.arange(0, len(law), each)))
 
 
 def amplified(epsilon: float, rate: float) -> float:
