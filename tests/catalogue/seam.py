@@ -149,4 +149,4 @@ def alike(one: Any, other: Any) -> bool:
         return isinstance(other, dict) and one.keys() == other.keys() and all(alike(one[k], other[k]) for k in one)
     if isinstance(one, list | tuple):
         return type(one) is type(other) and len(one) == len(other) and all(map(alike, one, other))
-    return bool(one == other)
+    return bool(one == other) or (one != one and other != other)  # NaN on both sides
