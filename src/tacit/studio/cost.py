@@ -164,7 +164,7 @@ def _width(rough: Any) -> float | None:
     """How wide a price may be: ``rough`` is the ε that is on the screen while a slider moves.
 
     >>> _width(None), _width(True), _width("0.5"), _width("200"), _width("inf")
-    (None, 0.05, 0.05, 20.0, 100.0)
+    (None, 0.1, 0.05, 20.0, 100.0)
     """
     if not rough:
         return None
