@@ -378,8 +378,13 @@ class ProfileDP(_Brought):
             raise AccountingError("the values of ε ascend, and are at most 700")
 
     def _law(self, direction: str) -> Loss:
-        epsilons, deltas = np.array(self.epsilons), np.array(self.deltas)
-        return symmetric_law(epsilons, deltas)
+        return _law_of_points(self.epsilons, self.deltas)
+
+
+@functools.lru_cache(maxsize=16)
+def _law_of_points(epsilons: tuple[float, ...], deltas: tuple[float, ...]) -> Loss:
+    """The law of a profile by its points, made once: a price asks for it in each direction, for either end."""
+    return symmetric_law(np.array(epsilons), np.array(deltas))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
