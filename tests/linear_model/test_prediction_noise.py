@@ -10,6 +10,7 @@ import pytest
 
 from tacit.linear_model import FunctionalLinearRegression, LinearRegression, Ridge, from_json, releases, to_json
 from tacit.linear_model.linear import LinearBase
+from tacit.linear_model.solve import Noise, Solution, prediction_noise, solve
 
 ROWS, FITS = 2000, 200
 
@@ -103,3 +104,18 @@ def test_the_announcement_follows_from_released_values_and_goes_where_the_fit_go
         assert read.noise_in_words_ == fitted.noise_in_words_
     seen = LinearRegression(10.0, **public).fit(x, 50 * y)
     assert f"R² -{seen.r2_noise_:.2g}" in seen.noise_in_words_
+
+
+@pytest.mark.parametrize("steps", [False, True])
+def test_sums_of_squares_that_the_noise_made_negative_promise_nothing(steps):
+    """The wrong version took them for true ones: a sum of squares below zero, and one fit in 400 ended in its root."""
+    generator, noise = np.random.default_rng(1), Noise(20.0, 0.0 if steps else 20.0)
+    for _ in range(200):
+        matrix = np.diag([30.0, 5.0, 5.0]) + 20.0 * np.triu(generator.normal(size=(3, 3)))
+        matrix = np.triu(matrix) + np.triu(matrix, 1).T
+        if steps:  # before which nothing is known but a prior
+            prior = np.ones(3)
+            solution, after = Solution(np.zeros(3), np.zeros((3, 3)), matrix, prior, prior), 0.5 * np.eye(3)
+        else:
+            solution, after = solve(matrix, generator.normal(0, 20, 3), noise), None
+        assert prediction_noise(solution, noise, longest=120.0, spread=30.0, after=after) > 0.5

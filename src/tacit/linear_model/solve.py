@@ -171,10 +171,13 @@ def prediction_noise(
     """
     size = len(solution.theta)
     ridge = np.zeros(size) if penalty is None else penalty
-    gram = solution.matrix - np.diag(ridge + solution.ridge)
+    values, vectors = np.linalg.eigh(solution.matrix - np.diag(ridge + solution.ridge))
+    # Sums of squares are not below zero, and the noise hides those below its own size.
+    values = np.maximum(values, max(noise.matrix, noise.vector))
     most = longest + 3 * math.sqrt(2 * size) * noise.matrix  # three standard deviations of a trace's noise
-    gram = gram * min(1.0, most / max(float(np.trace(gram)), 1e-300))
-    left = np.eye(size) - solution.solver @ (gram + np.diag(ridge))
+    values *= min(1.0, most / max(float(values.sum()), 1e-300))
+    root = (vectors * np.sqrt(values)).T
+    left = np.eye(size) - solution.solver @ (root.T @ root + np.diag(ridge))
     added, factor = _added(solution, noise), 1.0
     if after is not None:  # of a Kalman filter: what is left of an error is (covariance after)·(covariance before)⁻¹
         before = noise_covariance(solution, noise)
@@ -182,5 +185,5 @@ def prediction_noise(
         kept = cho_solve(cho_factor(before, overwrite_a=True), after).T
         believed = kept @ (np.eye(size) - solution.solver @ solution.matrix)
         added, factor, left = after - (believed * solution.prior) @ believed.T, CLIPPED, kept @ left
-    lost = float(((gram @ left) * left).sum(axis=0) @ solution.plausible)
-    return factor * max(float((added * gram).sum()), 0.0) + min(lost, spread)
+    lost = float(((root @ left) ** 2).sum(axis=0) @ solution.plausible)
+    return factor * max(float(((root @ added) * root).sum()), 0.0) + min(lost, spread)
