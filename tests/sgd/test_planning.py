@@ -10,7 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tacit.sgd import BatchMixing, SelfCheckFailed, clipped_grad
+from tacit.sgd import BatchMixing, ClippingError, SelfCheckFailed, clipped_grad
 from tacit.sgd.gradients import planning
 
 
@@ -150,9 +150,27 @@ class Peak(TorchDispatchMode):
         return found
 
 
+class Compiling(nn.Module):
+    """Takes one of two ways, by an operator that torch compiles as it runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.line(torch.cond(x.max() > 0, torch.neg, torch.tanh, (x,)))
+
+
 @pytest.mark.parametrize("between", [[nn.Tanh()], [nn.SiLU(), nn.Softplus(), nn.SiLU()]])
-def test_a_first_step_short_of_memory_needs_little_more_than_a_later_one(scarce, between):
-    """One pass at a time, without the outputs of its operations, whose graph goes when the gradients come."""
+@pytest.mark.parametrize("after", [False, True])
+def test_a_first_step_short_of_memory_needs_little_more_than_a_later_one(scarce, between, after):
+    """One pass at a time, without the outputs of its operations, whose graph goes when the gradients come.
+
+    Also ``after`` a failure of torch's compiler, which stays between Python's calls: a caller then keeps what it gave.
+    """
+    if after:
+        with pytest.raises(ClippingError):
+            clipped_grad(Compiling(), nn.CrossEntropyLoss(reduction="none"), (torch.ones(4, 3), torch.zeros(4).long()))
 
     def peak(model):
         gc.collect()
@@ -166,8 +184,7 @@ def test_a_first_step_short_of_memory_needs_little_more_than_a_later_one(scarce,
     model, twin = nn.Sequential(*layers), nn.Sequential(*copy.deepcopy(layers))
     first, later = peak(model), peak(model)
     scarce(32)
-    # The least of three: once, in a run of the whole suite, five more activations were alive. Why is not known.
-    assert min(peak(copy.deepcopy(twin)) for _ in range(3)) < 1.25 * later < first
+    assert peak(twin) < 1.25 * later < first
 
 
 def test_a_batch_that_does_not_fit_even_in_parts_says_so(scarce):

@@ -83,7 +83,7 @@ def check(model: nn.Module, loss: Loss, batch: Any, *, views: int = 1) -> Check:
             raise ClippingError("no example of the batch has a finite gradient: nothing can be checked with it")
         if engine.apart:  # each example by itself must have its loss in the batch
             rewind()
-            fallback.of_batch(engine, request, engine.forward(*engine.asked(request)), due=False)
+            fallback.of_batch(engine, request, due=False)
         rewind()
         return plan, engine.forward(*engine.asked(request))
 

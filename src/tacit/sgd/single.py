@@ -237,7 +237,7 @@ def _fill(engine: Engine, request: Request, found: dict[str, Tensor], start: int
     else:
 
         def once() -> tuple[Gradients | None, Tensor]:
-            return fallback.of_batch(engine, request, engine.forward(*engine.asked(request)), due=due)
+            return fallback.of_batch(engine, request, due=due)
 
         gradients, losses = fallback.attempt(engine, once, remember(engine.device))
     if gradients is None:  # no example is finite, which whoever looks at single gradients wants to see

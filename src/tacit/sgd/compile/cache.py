@@ -69,7 +69,7 @@ def attempt(
     short = False
     if program is _MISSING or due or not program.proven:
         rewind = remember(engine.device)
-        gradients, losses = engine.by_plan(request, engine.forward(*engine.asked(request)), due=due)
+        gradients, losses = engine.by_plan(request, due=due)
         engine.settle()
         rewind()
         if gradients is None:

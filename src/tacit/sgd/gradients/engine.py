@@ -264,7 +264,7 @@ class Engine:
                 gradients, losses = verify.by_autograd(self, request)
             else:
                 take = fallback.of_batch if self.apart else Engine.by_plan
-                gradients, losses = take(self, request, self.forward(*self.asked(request)), due=due)
+                gradients, losses = take(self, request, due=due)
         except Unowned:  # rows without a finite gradient do not tell whose they are: each example alone does
             rewind()
             return in_pieces(self, dataclasses.replace(request, method="examples"), due=due)
@@ -310,12 +310,13 @@ class Engine:
             company.after_lengths(self, request)
         return count % request.check == 0 if isinstance(request.check, int) else request.check == "always"
 
-    def by_plan(self, request: Request, run: Pass, *, due: bool) -> tuple[Gradients | None, Tensor]:
+    def by_plan(self, request: Request, *, due: bool) -> tuple[Gradients | None, Tensor]:
         """Per-example gradients by a plan that holds for this batch; made, and checked, where there is none yet.
 
         ``None`` for gradients when no example of the batch has a finite one. Many branches: each is a reason to doubt
         the plan, or to make it anew, and ranks have to agree on all of them.
         """
+        run = self.forward(*self.asked(request))  # here, so that nobody else keeps a pass whose place another takes
         if not run.doubt and self.shards is None and self.ways.other(run.context, request.data, run.way):
             run.doubt = verify.CHANGED
         doubtful = self.anyone(flag=bool(run.doubt))

@@ -22,11 +22,10 @@ from tacit.sgd.gradients import company, verify
 from tacit.sgd.gradients.bounds import Gradients, warn_once
 from tacit.sgd.gradients.contributions import Group, wide
 from tacit.sgd.gradients.frames import Frame
-from tacit.sgd.gradients.randomness import Draws, NotRepeated, random_state, same_state, set_random_state
+from tacit.sgd.gradients.randomness import Draws, NotRepeated, random_state, remember, same_state, set_random_state
 
 if TYPE_CHECKING:
     from tacit.sgd.gradients.engine import Engine, Request
-    from tacit.sgd.gradients.outside import Pass
 
 Found = TypeVar("Found")
 
@@ -71,20 +70,26 @@ def at_a_time(engine: Engine) -> int:
     return max(2, ROOM // max(1, sum(engine.pieces[k].numel() for k in engine.apart)))
 
 
-def of_batch(engine: Engine, request: Request, run: Pass, *, due: bool) -> tuple[Gradients | None, Tensor]:
+def of_batch(engine: Engine, request: Request, *, due: bool) -> tuple[Gradients | None, Tensor]:
     """As :meth:`Engine.by_plan`, with the gradients of the parameters apart."""
-    began = time.perf_counter()
-    gradients, losses = engine.by_plan(request, run, due=due)
+    engine.settle()
+    began, rewind = time.perf_counter(), remember(engine.device, outside=engine.draws_outside)
+    gradients, losses = engine.by_plan(request, due=due)
     if gradients is not None and engine.apart:
-        gradients = completed(engine, request, gradients, losses.detach(), run, time.perf_counter() - began)
+        gradients = completed(engine, request, gradients, losses.detach(), rewind, time.perf_counter() - began)
     return gradients, losses
 
 
 def completed(
-    engine: Engine, request: Request, gradients: Gradients, losses: Tensor, run: Pass, seconds: float
+    engine: Engine,
+    request: Request,
+    gradients: Gradients,
+    losses: Tensor,
+    rewind: Callable[[], None],
+    seconds: float,
 ) -> Gradients:
     """The gradients of a batch with those of the parameters apart; ``seconds`` is how long its own pass took."""
-    device, examples, rewind = engine.device, request.examples, run.rewind
+    device, examples = engine.device, request.examples
     after = random_state(device)
     rewind()
     draws = None if same_state(after, random_state(device)) else Draws(device)
