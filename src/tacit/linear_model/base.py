@@ -75,9 +75,9 @@ class Task:
 class Priced(Exception):
     """What a fit would run, which is all that was asked for."""
 
-    def __init__(self, mechanism: acc.Mechanism) -> None:
+    def __init__(self, mechanism: acc.Mechanism, adjacency: str) -> None:
         super().__init__()
-        self.mechanism = mechanism
+        self.mechanism, self.adjacency = mechanism, adjacency
 
 
 class _Request:
@@ -98,6 +98,7 @@ class PrivateEstimator(surroundings.RefusesSearch, BaseEstimator):  # type: igno
     #: The file that the table was read from, where a fit is given rows that were read by a schema.
     read_from: Any = None
     _target = "number"
+    _asking = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -143,7 +144,9 @@ class PrivateEstimator(surroundings.RefusesSearch, BaseEstimator):  # type: igno
         adjacency, dataset = guarantee.terms(self.ledger, self.dataset, self.adjacency, unit)
         assumed = (*noted, *assumed, *self._rows_taken_for(unit, grouped=groups is not None))
         read = guarantee.recognised(self.ledger, dataset, self.read_from or X, y)
-        return Task(rows, features, epsilon, delta, adjacency, unit, dataset, middle, half_width, assumed, read)
+        return Task(
+            rows, features, epsilon, delta, adjacency, unit, dataset, middle, half_width, assumed, read, self._asking
+        )
 
     def _unit(self, *, grouped: bool) -> str:
         if isinstance(self.bounds, Schema):
@@ -278,7 +281,9 @@ class PrivateEstimator(surroundings.RefusesSearch, BaseEstimator):  # type: igno
         assumed = (*assumed, *self._rows_taken_for(unit, grouped=False))
         adjacency, dataset = guarantee.terms(self.ledger, self.dataset, self.adjacency, unit)
         read = guarantee.recognised(self.ledger, dataset, X, None)
-        return Task(source, features, epsilon, delta, adjacency, unit, dataset, middle, half_width, assumed, read)
+        return Task(
+            source, features, epsilon, delta, adjacency, unit, dataset, middle, half_width, assumed, read, self._asking
+        )
 
     def _stream_columns(self, schema: Schema | None, columns: Sequence[str], y: Any) -> tuple[tuple[str, ...], str]:
         """Which columns of a file or stream are the features, and which is the target."""
@@ -363,7 +368,7 @@ class PrivateEstimator(surroundings.RefusesSearch, BaseEstimator):  # type: igno
     @contextlib.contextmanager
     def _paid(self, task: Task, mechanism: acc.Mechanism, what: str) -> Iterator[Charge | None]:
         if task.asking:
-            raise Priced(mechanism)
+            raise Priced(mechanism, task.adjacency)
         delta = 0.0 if _pure(mechanism) else task.delta
         cluster = task.source.cluster if isinstance(task.source, stream.Stream) else None
         with contextlib.ExitStack() as stack:
@@ -381,6 +386,17 @@ class PrivateEstimator(surroundings.RefusesSearch, BaseEstimator):  # type: igno
     def _carry_out(self, task: Task) -> None:
         """Charge, release and publish what the task says."""
         raise NotImplementedError
+
+    def _asked(self, X: Any, y: Any, groups: Any = None) -> Priced:
+        """What a fit to such rows would run, and for which neighbours; nothing is computed from them or charged."""
+        self._asking = True
+        try:
+            self.fit(X, y, groups=groups)
+        except Priced as found:
+            return found
+        finally:
+            del self._asking
+        raise AssertionError("a fit ended without a price")
 
     def _would_fit(self, task: Task, epsilon: float) -> bool:
         """Whether the ledger would grant the same fit at another ε. Nothing is computed from the data."""

@@ -13,7 +13,7 @@ from torch import nn
 
 from tacit import accounting as acc
 from tacit.ledger import Ledger
-from tacit.linear_model.base import Task
+from tacit.linear_model.base import Priced, Task
 from tacit.linear_model.rows import Rows
 from tacit.sgd import Training
 
@@ -52,13 +52,15 @@ def train(
         delta=task.delta,
         clip_norm=CLIP,
         ema=0.95,
-        ledger=ledger,
-        dataset=task.dataset,
+        ledger=None if task.asking else ledger,
+        dataset=None if task.asking else task.dataset,
         unit=task.unit,
         groups=range(len(rows)),  # one row for each unit: anything else was refused
         purpose=purpose,
         source=task.data,
     )
+    if task.asking:
+        raise Priced(training.plan.mechanism, training.plan.stated.adjacency)
     for batch in training:
         training.step(batch)
     weights = training.average["weight"].detach().double().numpy()
