@@ -141,12 +141,17 @@ class Peak(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         found = func(*args, **(kwargs or {}))
+        known = len(self.live)
         for tensor in pytree.tree_leaves(found):
             if isinstance(tensor, torch.Tensor):
                 storage = tensor.untyped_storage()
-                self.live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-        self.live = {place: (ref, size) for place, (ref, size) in self.live.items() if not ref.expired()}
-        self.most = max(self.most, sum(size for _, size in self.live.values()))
+                place = storage._cdata
+                if place not in self.live or self.live[place][0].expired():
+                    self.live[place] = StorageWeakRef(storage), storage.nbytes()
+                    known = -1
+        if known < 0:  # only what is new makes it more
+            self.live = {place: (ref, size) for place, (ref, size) in self.live.items() if not ref.expired()}
+            self.most = max(self.most, sum(size for _, size in self.live.values()))
         return found
 
 
