@@ -63,13 +63,13 @@ def clinic(table, tmp_path) -> Path:
 
 def _known_randomness(monkeypatch, folder: Path) -> None:
     """Everything that a run draws, from the start: the key, ids, and the first weights."""
-    draws = iter(range(1 << 60))
-    monkeypatch.setattr(os, "urandom", lambda size: hashlib.shake_256(f"{next(draws)}".encode()).digest(size))
-    torch.manual_seed(0)
     folder.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
-    Ledger("my.db").register("people", epsilon=9.0, delta=1e-3, unit="patient")
+    Ledger("my.db").register("people", epsilon=9.0, delta=1e-3, unit="patient")  # what it imports draws too
+    draws = iter(range(1 << 60))
+    monkeypatch.setattr(os, "urandom", lambda size: hashlib.shake_256(f"{next(draws)}".encode()).digest(size))
+    torch.manual_seed(0)
 
 
 def _released(folder: Path) -> dict[str, object]:
