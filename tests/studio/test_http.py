@@ -611,9 +611,9 @@ def test_an_injection_in_any_field_stays_text(web, studio, language):
     texts.append(ask(web, "ledger/history", language, dataset="people")["html"])
     small = {"noise": "5", "batch": "100", "records": "100", "epochs": "1", "unit": HOSTILE, "dataset": HOSTILE}
     for question in QUESTIONS:
-        own = [
-            field for field in every if question.startswith(("cost", "ledger")) or field in ("run", "schema", "rows")
-        ]
+        own = [f for f in every if question.startswith(("cost", "ledger")) or f in ("run", "schema", "rows")]
+        if question == "expected/training":  # which has no field for a run, and would train
+            own.remove("run")
         texts += [ask(web, question, language, **{**small, field: HOSTILE})["html"] for field in own]
         texts.append(ask(web, question, language, **every, **lists, **{"compare[]": [HOSTILE, HOSTILE]})["html"])
     for text in texts:
