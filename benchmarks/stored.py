@@ -55,8 +55,10 @@ def work(task: str, folder: Path, steps: int) -> str:
     terms: dict[str, Any] = {"batch_size": BATCH, "sampler": task}
     if task == "cyclic":
         terms = {"batch_size": BATCH, "noise": sgd.Banded(bands=8)}
-    if task == "people":
+    if task in ("people", "their rows"):
         terms = {"batch_size": BATCH // 8, "groups": "person", "max_rows": 8}
+    if task == "their rows":
+        terms |= {"batch_size": BATCH, "draw": "rows"}
     training = sgd.Training(
         model, torch.optim.SGD(model.parameters(), lr=0.5), torch.nn.CrossEntropyLoss(reduction="none"), rows,
         steps=steps, noise_multiplier=1.0, delta=1e-9, compile=False, **terms,
@@ -110,7 +112,7 @@ def main() -> None:
     (chosen.folder / "rows").mkdir(parents=True, exist_ok=True)
     if not any((chosen.folder / "rows").iterdir()):
         write(chosen.folder / "rows", chosen.rows)
-    for task in ("torch", "index", *SAMPLERS, "owners", "people", "stream"):
+    for task in ("torch", "index", *SAMPLERS, "owners", "people", "their rows", "stream"):
         again = ["--folder", str(chosen.folder), "--steps", str(chosen.steps), "--task", task]
         subprocess.run([sys.executable, "-m", "benchmarks.stored", *again], check=True)
 

@@ -39,6 +39,7 @@ from tacit.schema import Boolean, Numeric, Schema, Unit
 from tacit.sgd import Classifier, Regressor, Sampling, Training, release
 from tacit.sgd.hooked import owners as owned
 from tacit.sgd.hooked.draws import PrivateBatches
+from tacit.sgd.training import kept
 from tacit.sgd.training.data import Units
 from tacit.sgd.training.kept import KeptRows
 from tacit.sgd.training.sampling import Poisson
@@ -288,8 +289,9 @@ def of_rows(x, y, ids, rows=4, **more):
 
 def test_rows_that_are_drawn_and_not_left_out_are_seen(monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(KeptRows, "rows", lambda self, key: np.arange(len(self.starts) - 1))
-        patch.setattr(KeptRows, "__len__", lambda self: len(self.starts) - 1)
+        for kind in (kept.RowsOfUnits, kept.SharedRows):
+            patch.setattr(kind, "rows", lambda self, key: np.arange(self.there))
+            patch.setattr(kind, "__len__", lambda self: self.there)
         assert moved(of_rows, monkeypatch) > 25
         assert moved(of_rows, monkeypatch, jointly) > 25
 

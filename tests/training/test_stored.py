@@ -21,6 +21,7 @@ from tacit.noise import Key
 from tacit.noise import sampling as draws
 from tacit.sgd.training import owned, sampling, stored
 from tacit.sgd.training.data import Units
+from tacit.sgd.training.kept import KeptRows, RowsOfUnits
 from tacit.sgd.training.sampling import CyclicPoisson, Poisson, RandomBins, TruncatedPoisson
 
 SAMPLERS = [
@@ -180,9 +181,30 @@ def test_whose_rows_are_is_found_on_disk_as_in_memory(tmp_path, monkeypatch, ids
     assert (len(there), len(there.rows_of(np.zeros(0, np.int64)))) == (len(known), 0)
     everyone = np.arange(len(known))
     assert [a.tolist() for a in there.rows_of(everyone)] == [b.tolist() for b in known.rows_of(everyone)]
-    monkeypatch.setattr(stored, "put_in_order", None)  # it is made once
-    assert opened(source, tmp_path / "index").units("who").digest == there.digest
+    with monkeypatch.context() as patch:
+        patch.setattr(stored, "put_in_order", None)  # it is made once
+        assert opened(source, tmp_path / "index").units("who").digest == there.digest
     assert stat.S_IMODE(os.stat(there.stem.with_suffix(".order")).st_mode) == 0o600
+    for end in (".order", ".starts"):  # a row that is somebody else's, or nobody's
+        held = there.stem.with_suffix(end)
+        other = np.fromfile(held, "<i8")
+        other[:2] = other[1::-1]
+        other.tofile(held)
+        again = opened(source, tmp_path / "index").units("who")
+        assert [a.tolist() for a in again.rows_of(everyone)] == [b.tolist() for b in known.rows_of(everyone)]
+
+
+@pytest.mark.parametrize("most", [1, 3, 500])
+def test_rows_of_people_on_disk_are_chosen_as_in_memory(tmp_path, most):
+    source, key = written(tmp_path / "rows", frame()), Key(bytes(range(32)))
+    there = RowsOfUnits(opened(source, tmp_path / "index").units("who"), most)
+    known = KeptRows.of(frame()["who"].to_numpy(), 500, most)
+    places = np.random.default_rng(0).permutation(len(known))
+    assert len(there) == len(known)
+    for step in range(2):
+        assert there.choose(places, 1, key, step)[0].tolist() == known.choose(places, 1, key, step)[0].tolist()
+    assert there.diagnostics() == known.diagnostics()
+    assert there.choice != known.choice
 
 
 def test_a_missing_id_is_refused_on_disk_and_lists_of_owners_are_not_taken_for_people(tmp_path):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from tacit.noise.sampling import uniform
 from tacit.sgd.training.arriving import ArrivingRecords, FirstRows, people_of
 from tacit.sgd.training.config import Sampling
 from tacit.sgd.training.data import Records, Table, Units, ids_of
+from tacit.sgd.training.owned import StoredUnits
 
 Numbers = npt.NDArray[np.int64]
 
@@ -28,13 +29,118 @@ Numbers = npt.NDArray[np.int64]
 ORDER = Key(b"tacit: rows with several owners.", repeatable=True)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class KeptRows:
-    """The rows of a run in which everybody owns at most ``most``: row r belongs to ``order[starts[r]:starts[r + 1]]``.
+    """The rows of a run in which everybody owns at most ``most``.
 
     Guarantee: no owner has more than ``most`` of the rows, and which are kept depends on a key and on who owns what,
-    never on what a row says. With one owner a row, the choice for one person is independent of all others. With several
-    it is not: then who owns what is public, and neighbours differ in what one person's rows say (zero-out).
+    never on what a row says.
+    """
+
+    #: Whether a row may have several owners.
+    several: ClassVar[bool]
+    most: int
+
+    @property
+    def choice(self) -> Any:
+        """What tells one choice from another, beside the key."""
+        raise NotImplementedError
+
+    @property
+    def there(self) -> int:
+        """How many rows there are to choose from."""
+        raise NotImplementedError
+
+    @staticmethod
+    def of(ids: Any, rows: int, most: int) -> KeptRows:
+        """From one id, or a list of ids, for each row."""
+        if not lists_owners(ids):
+            return RowsOfUnits(Units.of(ids, rows), most)
+        if not all(map(_is_list, ids)):
+            raise ValueError("groups has a list of owners for some rows and not for others: give each row a list")
+        lists = [list(dict.fromkeys(own.tolist() if isinstance(own, np.ndarray) else _plain(own))) for own in ids]
+        if len(lists) != rows or not all(lists):
+            raise ValueError("groups must have one id, or a list of the ids of all owners, for each row")
+        flat = owner_numbers([owner for own in lists for owner in own]).astype(np.int64)
+        return SharedRows(flat, np.concatenate([[0], np.cumsum([len(own) for own in lists])]), most)
+
+    def __len__(self) -> int:
+        """How many are kept. It does not depend on the key."""
+        raise NotImplementedError
+
+    def rows(self, key: Key) -> Numbers:
+        """The rows that are kept."""
+        raise NotImplementedError
+
+    def choose(self, chosen: Numbers, most: int, key: Key, step: int) -> tuple[Numbers, None]:
+        """The rows of these places among those that are kept."""
+        known = vars(self).setdefault("_rows", {})
+        name = key.fingerprint()
+        if name not in known:
+            known[name] = self.rows(key)
+        return known[name][chosen], None
+
+    def diagnostics(self) -> OperatorView:
+        """How many rows there are and how many were left out: for the operator, not covered by the guarantee."""
+        return OperatorView(rows=self.there, left_out=self.there - len(self))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowsOfUnits(KeptRows):
+    """Rows with one owner each: the choice for one person is independent of all others.
+
+    >>> rows = KeptRows.of(["ann", "bob", "ann", "ann"], 4, most=1)
+    >>> len(rows), rows.several
+    (2, False)
+    """
+
+    units: Units
+    most: int
+    several = False
+
+    @property
+    def choice(self) -> Any:
+        return ["rows of units", *([self.units.digest] if isinstance(self.units, StoredUnits) else self._places)]
+
+    @functools.cached_property
+    def _places(self) -> tuple[Numbers, Numbers]:
+        """Where the rows of each unit start, and how many are kept of all units up to it."""
+        starts = self.units.starts
+        return starts, np.cumsum(np.minimum(np.diff(starts), self.most))
+
+    @property
+    def there(self) -> int:
+        return int(self._places[0][-1])
+
+    def __len__(self) -> int:
+        return int(self._places[1][-1])
+
+    def rows(self, key: Key) -> Numbers:
+        """Of each unit those with the least words of the key."""
+        starts, _ = self._places
+        whose = np.repeat(np.arange(len(self.units)), np.diff(starts))
+        by_word = np.lexsort((uniform(key.derive("kept"), 0, self.there), whose))
+        return self.units.order[np.sort(by_word[np.arange(self.there) - starts[whose] < self.most])]
+
+    def choose(self, chosen: Numbers, most: int, key: Key, step: int) -> tuple[Numbers, None]:
+        """As above; of units on disk only the rows of those that were drawn are read."""
+        if not isinstance(self.units, StoredUnits):
+            return super().choose(chosen, most, key, step)
+        (starts, ends), secret = self._places, key.derive("kept")
+        whose = np.searchsorted(ends, chosen, side="right")
+        found = np.empty(len(chosen), np.int64)
+        for k, (unit, own) in enumerate(zip(whose.tolist(), self.units.rows_of(whose), strict=True)):
+            words = uniform(secret, 0, len(own), offset=int(starts[unit]))
+            kept = np.sort(np.argsort(words, kind="stable")[: self.most])
+            found[k] = own[kept[chosen[k] - (ends[unit] - len(kept))]]
+        return found, None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SharedRows(KeptRows):
+    """Rows with several owners: row r belongs to ``order[starts[r]:starts[r + 1]]``.
+
+    The choice for one person depends on the others, so who owns what is public, and neighbours differ in what one
+    person's rows say (zero-out).
 
     >>> rows = KeptRows.of([["ann", "bob"], ["ann"], ["ann"], ["bob", "cat"]], 4, most=1)
     >>> len(rows), rows.several
@@ -44,42 +150,19 @@ class KeptRows:
     order: Numbers
     starts: Numbers
     most: int
-    several: bool
+    several = True
 
-    @classmethod
-    def of(cls, ids: Any, rows: int, most: int) -> KeptRows:
-        """From one id, or a list of ids, for each row."""
-        lists = None
-        if lists_owners(ids):
-            if not all(map(_is_list, ids)):
-                raise ValueError("groups has a list of owners for some rows and not for others: give each row a list")
-            lists = [list(dict.fromkeys(own.tolist() if isinstance(own, np.ndarray) else _plain(own))) for own in ids]
-        if lists is None:
-            return cls(owner_numbers(ids, rows).astype(np.int64), np.arange(rows + 1), most, several=False)
-        if len(lists) != rows or not all(lists):
-            raise ValueError("groups must have one id, or a list of the ids of all owners, for each row")
-        flat = owner_numbers([owner for own in lists for owner in own]).astype(np.int64)
-        return cls(flat, np.concatenate([[0], np.cumsum([len(own) for own in lists])]), most, several=True)
+    @property
+    def choice(self) -> Any:
+        return [self.order, self.starts]
+
+    @property
+    def there(self) -> int:
+        return len(self.starts) - 1
 
     @functools.cached_property
-    def _count(self) -> int:
-        if self.several:
-            return len(self.rows(ORDER))
-        return int(np.minimum(np.bincount(self.order), self.most).sum())
-
-    def __len__(self) -> int:
-        """How many are kept. It does not depend on the key."""
-        return self._count
-
-    def rows(self, key: Key) -> Numbers:
-        """The rows that are kept, in increasing order."""
-        source = ORDER if self.several else key
-        visited = np.argsort(uniform(source.derive("kept"), 0, len(self.starts) - 1), kind="stable")
-        if not self.several:
-            owners = self.order[visited]
-            together = np.argsort(owners, kind="stable")
-            first = np.searchsorted(owners[together], owners[together])
-            return np.sort(visited[together[np.arange(len(owners)) - first < self.most]]).astype(np.int64)
+    def _kept(self) -> Numbers:
+        visited = np.argsort(uniform(ORDER.derive("kept"), 0, self.there), kind="stable")
         counts = np.zeros(int(self.order.max()) + 1, dtype=np.int64)
         kept = []
         for row in visited.tolist():
@@ -89,22 +172,12 @@ class KeptRows:
                 kept.append(row)
         return np.sort(np.array(kept, dtype=np.int64))
 
-    def choose(self, chosen: Numbers, most: int, key: Key, step: int) -> tuple[Numbers, None]:
-        """The rows of these places among those that are kept."""
-        return self._of(key)[chosen], None
+    def __len__(self) -> int:
+        return len(self._kept)
 
-    def _of(self, key: Key) -> Numbers:
-        known = vars(self).setdefault("_rows", {})
-        name = key.fingerprint()
-        if name not in known:
-            known[name] = self.rows(key)
-        found: Numbers = known[name]
-        return found
-
-    def diagnostics(self) -> OperatorView:
-        """How many rows there are and how many were left out: for the operator, not covered by the guarantee."""
-        rows = len(self.starts) - 1
-        return OperatorView(rows=rows, left_out=rows - len(self))
+    def rows(self, key: Key) -> Numbers:
+        """The same with every key."""
+        return self._kept
 
 
 def lists_owners(ids: Any) -> bool:
@@ -143,9 +216,11 @@ def members_of(sampling: Sampling, data: Any, records: Records) -> Units | KeptR
     if sampling.groups is None:
         return None
     rows, known = len(records), None
-    if sampling.draw == "units" and isinstance(data, Table) and isinstance(sampling.groups, str):
+    if isinstance(data, Table) and isinstance(sampling.groups, str):
         known = data.units(sampling.groups)
     if known is not None:
+        if sampling.draw == "rows":
+            return RowsOfUnits(known, sampling.max_rows)
         return known if len(known) < rows else None
     ids = ids_of(sampling.groups, data)
     if sampling.draw == "rows":

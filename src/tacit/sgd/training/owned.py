@@ -52,6 +52,11 @@ class StoredUnits(Units):
     def __len__(self) -> int:
         return self.stem.with_suffix(STARTS).stat().st_size // 8 - 1
 
+    @property
+    def starts(self) -> Numbers:
+        """Where the rows of each unit start, read anew each time."""
+        return np.fromfile(self.stem.with_suffix(STARTS), "<i8")
+
     def rows_of(self, chosen: Numbers) -> list[Numbers]:
         """All rows of each chosen unit. They are read and not mapped: what is mapped counts as memory of the run."""
         order, starts = self.stem.with_suffix(ORDER), self.stem.with_suffix(STARTS)

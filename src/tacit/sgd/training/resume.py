@@ -261,6 +261,8 @@ class Resumable(OneProcess):
         found = self.records.fingerprint(secret)
         if self.units is None:
             return found
+        if isinstance(self.units, KeptRows):
+            return former_fingerprint([found, *self.units.choice], secret)
         who = [self.units.digest] if isinstance(self.units, StoredUnits) else [self.units.order, self.units.starts]
         return former_fingerprint([found, *who], secret)
 

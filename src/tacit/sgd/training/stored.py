@@ -187,14 +187,29 @@ class _Columns:
         """Whose each row is, from files that are made where they are not there yet; None of a column of lists."""
         stem = self.folder / f"owners-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
         known = self.made.setdefault("owners", {})
-        if name in known and all(stem.with_suffix(end).exists() for end in (ORDER, STARTS)):
+        if name in known and self._unchanged(known[name], stem):
             _check_files(self.files, self.folder, self.made)
-            return StoredUnits(stem, known[name])
+            return StoredUnits(stem, known[name]["digest"])
         if any(name in types and types[name].is_nested() for types in map(_schema, self.files)):
             return None
-        known[name] = put_in_order(lambda: self.parts(name), stem)
+        digest = put_in_order(lambda: self.parts(name), stem)
+        known[name] = {"digest": digest, "marks": [_mark(stem.with_suffix(end)) for end in (ORDER, STARTS)]}
         _write(self.folder, self.made)
-        return StoredUnits(stem, known[name])
+        return StoredUnits(stem, digest)
+
+    def _unchanged(self, known: Any, stem: Path) -> bool:
+        """Whether the two files hold what was written; else they are made again."""
+        if not isinstance(known, dict):  # of an earlier version, which did not ask
+            return False
+        for k, end in enumerate((ORDER, STARTS)):
+            file = stem.with_suffix(end)
+            found = _still(file, known["marks"][k]) if file.exists() else None
+            if found is None:
+                return False
+            if found is not known["marks"][k]:
+                known["marks"][k] = found
+                _write(self.folder, self.made)
+        return True
 
 
 # -- reading files ----
@@ -263,13 +278,20 @@ def _check_files(files: Sequence[Path], folder: Path, made: dict[str, Any]) -> N
     """Refuse files that hold something else than when they were copied. One whose entry did not change is not read."""
     marks = made.get("marks", [])
     for k, (file, known) in enumerate(zip(files, marks, strict=False)):  # the others are not copied yet
-        if _state(file) == known["state"] and known["state"][2] + RECENT < known["at"]:
-            continue
-        found = _mark(file)
-        if found["digest"] != known["digest"]:
+        found = _still(file, known)
+        if found is None:
             raise ValueError(f"{file.name} changed since its rows were copied. {OTHER.format(folder)}")
-        marks[k] = found
-        _write(folder, made)
+        if found is not known:
+            marks[k] = found
+            _write(folder, made)
+
+
+def _still(file: Path, known: dict[str, Any]) -> dict[str, Any] | None:
+    """The mark of a file that holds what it held; None of another. Where its entry did not change it is not read."""
+    if _state(file) == known["state"] and known["state"][2] + RECENT < known["at"]:
+        return known
+    found = _mark(file)
+    return found if found["digest"] == known["digest"] else None
 
 
 def _is_stream(file: Path) -> bool:
