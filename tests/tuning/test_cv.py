@@ -94,8 +94,10 @@ def test_estimators_that_release_by_noise_on_statistics_are_rehearsed() -> None:
     ] or "Gaussian" in repr(search.privacy_.mechanism)
 
 
-@pytest.mark.parametrize("adjacency", ["add-remove", "zero-out", "replace-one"])
-@pytest.mark.parametrize("by", ["the estimator", "the ledger"])
+@pytest.mark.parametrize(
+    ("adjacency", "by"),
+    [("add-remove", "the estimator"), ("zero-out", "the ledger"), ("replace-one", "the estimator")],
+)
 def test_a_search_protects_the_neighbours_that_its_estimator_or_its_ledger_names(adjacency: str, by: str) -> None:
     x, y = rows(300)
     ledger = Ledger()
