@@ -183,6 +183,9 @@ acc.epsilon(acc.PoissonSampled(acc.Laplace(3.0), 0.01) * 10**6 + acc.DiscreteGau
 acc.epsilon(sum((acc.DiscreteGaussian(20000.0 - i) * 2 for i in range(8)), acc.nothing()), 1e-9)
 acc.epsilon(acc.PoissonSampled(acc.DiscreteGaussian(20000.0), 0.01) * 100, 1e-9, group=20)
 acc.epsilon(acc.PoissonSampled(acc.DiscreteLaplace(1e7), 0.01) * 100, 1e-9, adjacency="replace-one")
+acc.epsilon(acc.PoissonSampled(acc.DiscreteGaussian(20000.0, sensitivity=10**7), 0.01) * 100, 1e-6, group=2)
+many = sum((acc.PoissonSampled(acc.DiscreteGaussian(20000.0 - i), 0.01) * 10 for i in range(6)), acc.nothing())
+acc.epsilon(many, 1e-6)
 """
 PEAK = """
 import resource

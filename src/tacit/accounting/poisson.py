@@ -17,8 +17,8 @@ import numpy as np
 from tacit.accounting.base import Composed, Mechanism, check_share, check_whole, inherit_unit
 from tacit.accounting.derived import (
     DrawnLoss,
-    SampledLoss,
     binomial,
+    fewer,
     least_of,
     reach,
     sampled,
@@ -26,7 +26,6 @@ from tacit.accounting.derived import (
     upper_end,
 )
 from tacit.accounting.errors import AccountingError, AdjacencyError
-from tacit.accounting.lattice import MISPLACED, dominating
 from tacit.accounting.losses import ROUND, Array, AtomsLoss, Loss, discrete_gaussian_atoms
 from tacit.accounting.mechanisms import (
     GDP,
@@ -137,8 +136,7 @@ class PoissonSampled(Mechanism):
         loss = _pair(self.mechanism, adjacency, direction, group)
         if count == 1 or not isinstance(loss, AtomsLoss) or len(loss.values) * count <= MOST_OUTCOMES:
             return loss
-        law = dominating(loss, float(np.ptp(loss.values)) / (MOST_OUTCOMES // count + 1), 0.0)
-        return AtomsLoss(law.values + 2 * MISPLACED * law.step, law.p, symmetric=loss.symmetric)
+        return fewer(loss, MOST_OUTCOMES // count + 1)
 
     def _there_or_not(self, direction: str, group: int) -> Loss | None:
         """Records that are there or not: the theorem, with the number of sampled ones told if there are several."""
@@ -152,7 +150,7 @@ class PoissonSampled(Mechanism):
             return sampled(members[0], self.rate, direction)  # type: ignore[arg-type]
         none, *some = binomial(group, self.rate)
         told = [(loss, w / (1 - none)) for loss, w in zip(members, some, strict=True) if loss is not None]
-        bounds: list[Loss] = [SampledLoss(DrawnLoss(told), 1 - none, direction)]
+        bounds: list[Loss] = [sampled(DrawnLoss(told), 1 - none, direction)]
         if chained is not None:
             bounds.append(chained)
         elif isinstance(self.mechanism, ApproxDP):
