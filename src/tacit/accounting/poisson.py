@@ -18,7 +18,6 @@ from tacit.accounting.base import Composed, Mechanism, check_share, check_whole,
 from tacit.accounting.derived import (
     DrawnLoss,
     binomial,
-    fewer,
     least_of,
     reach,
     sampled,
@@ -26,6 +25,7 @@ from tacit.accounting.derived import (
     upper_end,
 )
 from tacit.accounting.errors import AccountingError, AdjacencyError
+from tacit.accounting.lattice import MISPLACED, dominating
 from tacit.accounting.losses import ROUND, Array, AtomsLoss, Loss, discrete_gaussian_atoms
 from tacit.accounting.mechanisms import (
     GDP,
@@ -136,7 +136,8 @@ class PoissonSampled(Mechanism):
         loss = _pair(self.mechanism, adjacency, direction, group)
         if count == 1 or not isinstance(loss, AtomsLoss) or len(loss.values) * count <= MOST_OUTCOMES:
             return loss
-        return fewer(loss, MOST_OUTCOMES // count + 1)
+        law = dominating(loss, float(np.ptp(loss.values)) / (MOST_OUTCOMES // count + 1), 0.0)
+        return AtomsLoss(law.values + 2 * MISPLACED * law.step, law.p, symmetric=loss.symmetric)
 
     def _there_or_not(self, direction: str, group: int) -> Loss | None:
         """Records that are there or not: the theorem, with the number of sampled ones told if there are several."""
