@@ -21,7 +21,7 @@ from tacit.accounting.levels import Band, Levels, band_exponents
 from tacit.accounting.losses import ROUND, Array, ComplexArray
 
 #: Counts of one block lie within about this factor.
-BLOCK = 9.0
+BLOCK = 5.0
 #: Accuracy asked of δ, as an exponent of e, what runs below all levels may add to it, and the most nodes of one band.
 DIGITS, NEGLIGIBLE, MAX_NODES = 12.0, 10.5, 3000
 #: At how many counts of a block ε is searched for; between them it is guessed.

@@ -272,6 +272,8 @@ def _fill_rare(
                 one, other = over_levels.Block(parts, int(rows[0]), int(rows[-1]), delta, near).bounds(rows)
             else:
                 one, other = np.zeros(len(rows)), _ceiling(parts, rows, delta, least)
+                if not (other <= most).all():
+                    one, other = _Line(parts, int(rows[0]), int(rows[-1]), delta).bounds(rows)
         except (Unsuitable, OverflowError):
             return len(counts)
         least, most = np.maximum(least, one), np.maximum(most, other)
