@@ -134,11 +134,19 @@ def test_a_root_is_found_from_where_the_sum_of_a_cluster_has_no_number() -> None
 def test_the_curve_over_few_participations_has_every_count() -> None:
     """It had 20 counts of 2,000, and between them an interval of up to 0.041."""
     step = acc.PoissonSampled(acc.Gaussian(0.6), 1e-4)
-    curve = acc.epsilon_over_steps(step, 2000, 1e-6)
-    assert curve.steps.tolist() == list(range(1, 2001))
+    _check_curve(step, acc.epsilon_over_steps(step, 2000, 1e-6), [1, 2, 3, 17, 80, 81, 399, 400, 1203, 1999])
+
+
+def test_so_has_that_of_a_group_where_runs_without_a_large_loss_weigh_too() -> None:
+    step = acc.PoissonSampled(acc.Gaussian(0.9), 1e-4)
+    _check_curve(step, acc.epsilon_over_steps(step, 1500, 1e-6, group=3), [1, 40, 299, 1100])
+
+
+def _check_curve(step: acc.Mechanism, curve: acc.StepCurve, some: list[int]) -> None:
+    assert curve.steps.tolist() == list(range(1, int(curve.steps[-1]) + 1))
     assert (curve.upper - curve.lower <= 1e-4 * curve.upper + 1e-5).all()
-    for steps in (1, 2, 3, 17, 80, 81, 399, 400, 1203, 1999):
-        alone, here = acc.epsilon(step * steps, 1e-6), curve.at(steps)
+    for steps in some:
+        alone, here = acc.epsilon(step * steps, curve.delta, group=curve.group), curve.at(steps)
         assert here.lower <= alone.upper
         assert alone.lower <= here.upper
 
@@ -161,7 +169,7 @@ def test_the_first_of_a_block_of_counts_contains_its_exact_price(
     assert one + error >= delta
     assert (high - low <= 1e-4 * high + 1e-5).all()
     ends = np.cumsum([0, *(len(line.z) for line in block.lines)])
-    terms = block.kernel * np.exp(block.power / 4 - block.z * high[0]) * np.expm1(block.inside / 4)
+    terms = block.kernel * np.exp(block.power / 4 - block.z * high[0]) * (block.whole + np.expm1(block.inside / 4))
     largest = int(np.argmax(np.add.reduceat(terms.real, ends[:-1])))
     block.kernel[ends[largest] : ends[largest + 1]] = 0.0
     wrong = float(block._certified(np.ones(1), 0.9 * high[:1], 1.0)[1][0])

@@ -312,6 +312,30 @@ class Band:
 
         return bound
 
+    def exponents(self, c: float, t: Array) -> tuple[ComplexArray, Array, ComplexArray, Array]:
+        """log of the moment of runs below the band, and of what it multiplies that by, on a line, with their errors."""
+        power = np.zeros(len(t), dtype=complex)
+        power_error = np.zeros(len(t))
+        inside = np.zeros(len(t), dtype=complex)
+        inside_error = np.zeros(len(t))
+        for loss, low, times in self.rare:
+            (log_a, off_a, a), (log_b, off_b, b) = loss.band_line(low, c, t)
+            phase = 8 * ROUND * np.abs(t) * loss.mean_size
+            a_off = np.minimum((off_a + phase) / np.maximum(np.abs(a), 1e-300), 1e300)
+            share = math.exp(log_b - log_a)
+            with np.errstate(all="ignore"):
+                u = share * b / a
+                power += times * (log_a + np.log(a))
+                inside += times * _log1p(u)
+                u_off = share * (off_b + phase + np.abs(b) * a_off) / np.maximum(np.abs(a), 1e-300)
+                inside_error += times * u_off / np.maximum(np.abs(1 + u), 1e-300)
+            power_error += times * (a_off + off_a + ROUND * (abs(log_a) + 8))
+        for other, times in self.rest:
+            value, error = other.log_mgf(c, t)
+            power += times * value
+            power_error += times * (error + ROUND * np.abs(value))
+        return power, power_error, inside, inside_error
+
     def _made(self, epsilon: float, log_delta: float) -> _Line | None:
         near = 0.5 * self.scale
         if self.chernoff.log_bound(epsilon) < log_delta - NEGLIGIBLE:
@@ -389,7 +413,7 @@ class _Line:
 
     def _transform(self, band: Band, t: Array, log_all: float) -> None:
         """F at the nodes as e^{log_f}, and a bound on what it is wrong by, as a multiple of e^{log_scale}."""
-        power, power_error, inside, inside_error = band_exponents(band, self.c, t)
+        power, power_error, inside, inside_error = band.exponents(self.c, t)
         with np.errstate(all="ignore"):
             grown = np.expm1(inside)
             self.f = np.exp(power - log_all) * grown
@@ -435,28 +459,3 @@ class _Line:
         terms = self.f * self.weight * np.exp(-1j * self.z.imag * epsilon - self.log_kernel)
         scale = math.exp(min(self.log_scale - self.c * epsilon, 600.0))
         return scale * float(terms.real.sum()), -scale * float((terms * self.z).real.sum())
-
-
-def band_exponents(band: Band, c: float, t: Array) -> tuple[ComplexArray, Array, ComplexArray, Array]:
-    """log of the moment of runs below a band, and of what the band multiplies it by, on a line, with their errors."""
-    power = np.zeros(len(t), dtype=complex)
-    power_error = np.zeros(len(t))
-    inside = np.zeros(len(t), dtype=complex)
-    inside_error = np.zeros(len(t))
-    for loss, low, times in band.rare:
-        (log_a, off_a, a), (log_b, off_b, b) = loss.band_line(low, c, t)
-        phase = 8 * ROUND * np.abs(t) * loss.mean_size
-        a_off = np.minimum((off_a + phase) / np.maximum(np.abs(a), 1e-300), 1e300)
-        share = math.exp(log_b - log_a)
-        with np.errstate(all="ignore"):
-            u = share * b / a
-            power += times * (log_a + np.log(a))
-            inside += times * _log1p(u)
-            u_off = share * (off_b + phase + np.abs(b) * a_off) / np.maximum(np.abs(a), 1e-300)
-            inside_error += times * u_off / np.maximum(np.abs(1 + u), 1e-300)
-        power_error += times * (a_off + off_a + ROUND * (abs(log_a) + 8))
-    for other, times in band.rest:
-        value, error = other.log_mgf(c, t)
-        power += times * value
-        power_error += times * (error + ROUND * np.abs(value))
-    return power, power_error, inside, inside_error

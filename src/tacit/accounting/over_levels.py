@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from scipy.interpolate import CubicSpline
 
-from tacit.accounting.contour import Parts, Unsuitable
+from tacit.accounting.contour import Parts, Unsuitable, log_mgf_real
 from tacit.accounting.crossing import Ends
-from tacit.accounting.levels import Band, Levels, band_exponents
+from tacit.accounting.levels import Band, Levels
 from tacit.accounting.losses import ROUND, Array, ComplexArray
 
 #: Counts of one block lie within about this factor.
 BLOCK = 5.0
-#: Accuracy asked of δ, as an exponent of e, what runs below all levels may add to it, and the most nodes of one band.
-DIGITS, NEGLIGIBLE, MAX_NODES = 12.0, 10.5, 3000
+#: Accuracy asked of δ, as an exponent of e, and the most nodes of one band.
+DIGITS, MAX_NODES = 12.0, 3000
 #: At how many counts of a block ε is searched for; between them it is guessed.
 KNOTS = 14
 #: Half the width asked of ε, relative and absolute, and how much more is tried where that is too little.
@@ -39,36 +39,36 @@ class Block:
         self.delta, self.last = delta, last
         log_delta = math.log(delta)
         self.levels = levels = Levels([(loss, times * last) for loss, times in parts], log_delta=log_delta)
+        self.all: list[Band | _Cluster] = [_Cluster(levels), *levels.bands]
         self.near = 0.999 * near
         shares = (first / last, math.sqrt(first / last))
         ends = [*((share, min(self._rough_epsilon(share), self.near)) for share in shares), (1.0, self.near)]
-        self.bands: list[Band] = []
+        self.bands: list[Band | _Cluster] = []
         self.lines: list[_Line] = []
-        for band in levels.bands:
+        for band in self.all:
             if max(band.log_bounds(*end).min() for end in ends) < log_delta - DIGITS - 2:
                 self.bands.append(band)
             else:
                 self.lines.append(_Line(band, ends, log_delta))
-        if not self.lines or self._missing(1.0, self.near, ()) > log_delta - NEGLIGIBLE:
+        if not self.lines:
             raise Unsuitable
         self.z = np.concatenate([line.z for line in self.lines])
         self.power = np.concatenate([line.power for line in self.lines])
         self.inside = np.concatenate([line.inside for line in self.lines])
         self.kernel = np.concatenate([line.kernel for line in self.lines])
+        # F of the cluster has no second factor
+        self.whole = np.concatenate([np.full(len(line.z), float(line.whole)) for line in self.lines])
 
-    def _missing(self, share: float | Array, epsilon: float | Array, bands: Sequence[Band]) -> Array:
-        """log of Chernoff's bounds on the δ of runs whose losses lie below all levels, and of those in some bands."""
-        chernoff = self.levels.cluster_chernoff
-        logs = chernoff.log_bounds + np.multiply.outer(np.subtract(share, 1.0), chernoff.log_m)
-        found = [(logs - np.multiply.outer(epsilon, chernoff.c)).min(axis=-1)]
-        found += [band.log_bounds(share, epsilon).min(axis=-1) for band in bands]
+    def _missing(self, share: float | Array, epsilon: float | Array, bands: Sequence[Band | _Cluster]) -> float | Array:
+        """log of Chernoff's bounds on the δ of runs that belong to some bands."""
+        found = [np.full(np.shape(share), -math.inf), *(b.log_bounds(share, epsilon).min(axis=-1) for b in bands)]
         return np.asarray(np.logaddexp.reduce(found))
 
     def _rough_epsilon(self, share: float) -> float:
         """A little below the ε at which δ is met: where Chernoff's bounds, which are too large, say eδ."""
 
         def above(epsilon: float) -> bool:
-            return bool(self._missing(share, epsilon, self.levels.bands) > math.log(self.delta) + 1)
+            return bool(self._missing(share, epsilon, self.all) > math.log(self.delta) + 1)
 
         low, high = 0.0, 1.0
         while above(high):
@@ -111,7 +111,7 @@ class Block:
 
     def _root(self, share: float, x: float) -> float:
         """Newton's method on log δ(ε); what is found is checked later."""
-        sized = self.kernel * np.exp(share * self.power) * np.expm1(share * self.inside)
+        sized = self.kernel * np.exp(share * self.power) * (self.whole + np.expm1(share * self.inside))
         for _ in range(30):
             terms = sized * np.exp(-self.z * x)
             value, slope = float(terms.real.sum()), -float((terms * self.z).real.sum())
@@ -147,7 +147,7 @@ class Block:
         first = float(counts[0]) / self.last
         terms = self.kernel * np.exp(first * self.power - self.z * float(upper[0]))
         onwards = np.exp(ahead * (self.power - self.z * (slope * self.last)))
-        grown = np.expm1(first * self.inside)
+        grown = self.whole + np.expm1(first * self.inside)
         more, little = np.exp(ahead * self.inside), np.expm1(ahead * self.inside)
         below = np.exp(self.z * width)
         found = np.empty((2, len(counts)))
@@ -169,11 +169,40 @@ def _run(counts: Array, start: int) -> int:
     return start + 1 + (int(uneven[0]) if len(uneven) else len(gaps))
 
 
+class _Cluster:
+    """Runs whose losses all lie below the levels, as if they were a band."""
+
+    def __init__(self, levels: Levels) -> None:
+        self.parts, self.chernoff = levels.cluster, levels.cluster_chernoff
+        self.log_all = self.chernoff.log_m
+
+    def log_bounds(self, share: float | Array, epsilon: float | Array = 0.0) -> Array:
+        """As :meth:`Band.log_bounds`."""
+        chernoff = self.chernoff
+        logs = chernoff.log_bounds + np.multiply.outer(np.subtract(share, 1.0), chernoff.log_m)
+        return np.asarray(logs - np.multiply.outer(epsilon, chernoff.c))
+
+    def log_tail(self, c: float) -> Callable[[float], float]:
+        """For t a bound on log |F(c + is)| for every s >= t."""
+        decays = [(loss.decay(c), times) for loss, times in self.parts]
+        log_m, error = log_mgf_real(self.parts, c)
+        return lambda t: log_m + error + sum(times * bound(t) for bound, times in decays)
+
+    def exponents(self, c: float, t: Array) -> tuple[ComplexArray, Array, ComplexArray, Array]:
+        """As :meth:`Band.exponents`; nothing lies inside a band."""
+        power, error = np.zeros(len(t), dtype=complex), np.zeros(len(t))
+        for loss, times in self.parts:
+            value, off = loss.log_mgf(c, t)
+            power += times * value
+            error += times * (off + ROUND * np.abs(value))
+        return power, error, np.zeros(len(t), dtype=complex), np.zeros(len(t))
+
+
 @dataclasses.dataclass
 class _Line:
     """The nodes of one band along one vertical line, for every count of a block."""
 
-    band: Band
+    band: Band | _Cluster
     ends: list[Ends]
     log_delta: float
 
@@ -202,12 +231,14 @@ class _Line:
     def _nodes(self, index: int, step: float, want: float) -> None:
         band, c = self.band, self.c
         self.log_all = float(band.log_all[index])
-        log_one = band.log_tail(c)
+        self.whole = isinstance(band, _Cluster)
+        log_tail = band.log_tail(c)
 
         def enough(nodes: int) -> bool:
             t = nodes * step
-            size = log_one(t) - math.log(math.pi * t)
-            return all(size + math.log(s) + s * self.log_all - c * e <= want for s, e in self.ends)
+            self.log_tail = log_tail(t) - self.whole * self.log_all  # of all steps, or of one that lies in the band
+            self.log_last = math.log(math.pi * t)
+            return all(float(self._log_left(np.asarray(s))) - c * e <= want for s, e in self.ends)
 
         low, high = 8, 16
         while not enough(high):
@@ -218,12 +249,18 @@ class _Line:
             middle = (low + high) // 2
             low, high = (low, middle) if enough(middle) else (middle, high)
         t = step * np.arange(high + 1)
-        self.log_tail = log_one(float(t[-1])) - math.log(math.pi * float(t[-1]))
+        enough(high)
         self.z: ComplexArray = c + 1j * t
         self.kernel = step / math.pi / (self.z * (self.z + 1))
         self.kernel[0] /= 2
-        self.power, power_error, self.inside, inside_error = band_exponents(band, c, t)
+        self.power, power_error, self.inside, inside_error = band.exponents(c, t)
         self._errors(power_error, inside_error)
+
+    def _log_left(self, shares: Array) -> Array:
+        """log of a bound on what lies beyond the last node, but for e^{-cε}."""
+        if self.whole:
+            return np.asarray(shares * (self.log_tail + self.log_all) - self.log_last)
+        return np.asarray(self.log_tail + np.log(shares) + shares * self.log_all - self.log_last)
 
     def _errors(self, power_error: Array, inside_error: Array) -> None:
         """A bound on what the sum is wrong by for any count, as a multiple of e^{share·log_all - cε}."""
@@ -235,20 +272,21 @@ class _Line:
             along = 64 + 16 * LONGEST + len(self.z) + np.abs(self.power)
             along += 8 * np.abs(self.z) * (1 + 2 * max(epsilon for _, epsilon in self.ends))
             wrong = np.exp(most) * np.expm1(np.minimum(inside_error, 1.0))
-            wrong += np.exp(most) * np.expm1(most) * np.expm1(np.minimum(power_error + ROUND * along, 1.0))
+            grown = self.whole + np.exp(most) * np.expm1(most)
+            wrong += grown * np.expm1(np.minimum(power_error + ROUND * along, 1.0))
             wrong *= size
         # where all digits are lost, F lies anywhere below its size on the real axis
         lost = ~np.isfinite(wrong) | (power_error > 0.5) | (inside_error > 0.5)
         if lost[0]:
             raise Unsuitable
-        largest = float(size[0] * math.expm1(most[0]) + wrong[0])
+        largest = float(size[0] * grown[0] + wrong[0])
         self.wrong = float(np.abs(self.kernel) @ np.where(lost, largest, wrong))
         self.kernel[lost] = self.power[lost] = self.inside[lost] = 0.0
 
     def off(self, shares: Array, epsilon: Array) -> Array:
         """What the sum may be wrong by: rounding, and the nodes that are left out."""
-        tail = self.log_tail + np.log(shares)
-        return np.asarray(np.exp(shares * self.log_all - self.c * epsilon) * (self.wrong + np.exp(tail)) * (1 + 1e-9))
+        rounding = np.exp(shares * self.log_all) * self.wrong
+        return np.asarray((rounding + np.exp(self._log_left(shares))) * np.exp(-self.c * epsilon) * (1 + 1e-9))
 
     def alias(self, shares: Array, epsilon: Array) -> Array:
         """A bound on the shifted copies that the sum over nodes adds."""
