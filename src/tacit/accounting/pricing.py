@@ -339,8 +339,9 @@ class _Question:
     ) -> tuple[float, float]:
         """The interval of one direction; no further effort once ε is surely below ``enough``.
 
-        With ``claim`` only an upper end below it counts: it is good enough once a finer curve hardly lowers it. Many
-        branches: what needs no curve is answered first.
+        With ``claim`` only an upper end below it counts: it is good enough once a finer curve hardly lowers it.
+
+        Many branches: what needs no curve is answered first.
         """
         infinite, finite = _split(parts)
         best = max(0.0, largest_loss(finite))
