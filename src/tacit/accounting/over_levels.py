@@ -20,7 +20,7 @@ from tacit.accounting.crossing import Ends
 from tacit.accounting.levels import Band, Levels
 from tacit.accounting.losses import ROUND, Array, ComplexArray
 
-#: Counts of one block lie within about this factor.
+#: Counts of one block lie within this factor.
 BLOCK = 5.0
 #: Accuracy asked of δ, as an exponent of e, and the most nodes of one band.
 DIGITS, MAX_NODES = 12.0, 3000
