@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.special import ndtr, ndtri
 
 from tacit import accounting as acc
+from tacit.accounting import derived, pricing
 from tacit.accounting.derived import DrawnLoss, SampledLoss, law_of_profile, symmetric_law
 from tacit.accounting.losses import MANY, AtomsLoss, GaussianLoss, LaplaceLoss
 from tests.accounting import random_runs
@@ -273,3 +274,57 @@ def test_ranges_beside_a_renyi_statement_cost_no_more_than_if_they_were_only_pur
     for epsilon in (0.0, 0.2):
         strong = acc.delta(acc.ExponentialMechanism(0.5) + beside, epsilon)
         assert strong.upper <= acc.delta(acc.PureDP(0.5) + beside, epsilon).upper * (1 + 1e-9)
+
+
+#: Several ranges, each so many times, where adding up all but one by their Rényi divergences was not the best.
+RANGES = [
+    (((0.0208, 33), (0.0204, 6), (0.0194, 14), (0.0357, 1)), 0.0),
+    (((0.4636, 1), (0.4521, 20), (0.7046, 11), (0.021, 5)), 0.1),
+    (((0.05, 5), (0.1, 5), (0.15, 3), (0.2, 2), (0.3, 1)), 0.1),
+]
+
+
+def _weaker_statements(ranges: tuple[tuple[float, int], ...], epsilon: float) -> tuple[float, float]:
+    """δ of mechanisms of bounded range, and the least of what it is if one kind of them is only pure."""
+
+    def price(pure: int | None) -> float:
+        parts = (
+            (acc.PureDP(size) if i == pure else acc.ExponentialMechanism(size)) * n
+            for i, (size, n) in enumerate(ranges)
+        )
+        return acc.delta(sum(parts, acc.nothing()), epsilon).upper
+
+    return price(None), min(price(i) for i in range(len(ranges)))
+
+
+@pytest.mark.parametrize(("ranges", "epsilon"), RANGES)
+def test_many_ranges_cost_no_more_than_if_one_kind_were_only_pure(
+    ranges: tuple[tuple[float, int], ...], epsilon: float
+) -> None:
+    strong, weaker = _weaker_statements(ranges, epsilon)
+    assert strong <= weaker * (1 + 1e-9)
+
+
+def test_ranges_that_are_not_tried_alone_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong version: with more than three kinds only the dearest is kept as a range, or all are added up."""
+    monkeypatch.setattr(
+        pricing, "_some_of", lambda ranges: [ranges[1:]] if len(ranges) > 3 else [ranges, ranges[:1], ranges[1:]]
+    )
+    strong, weaker = _weaker_statements(*RANGES[0])
+    monkeypatch.undo()
+    assert strong > 1.001 * _weaker_statements(*RANGES[0])[0]
+    assert weaker > 0
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_two_laws_of_fewer_values_hold_what_they_stand_for(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = acc.PoissonSampled(acc.DiscreteGaussian(400.0, sensitivity=300), 0.05)
+    loss = run.mechanism.pair("add-remove", direction)
+    exact = derived.sampled(loss, 0.05, direction)
+    monkeypatch.setattr(derived, "MOST_VALUES", 4000)
+    monkeypatch.setattr(derived, "FEW", 2000)
+    two = derived.sampled(loss, 0.05, direction)
+    for epsilon in (0.0, 0.02, 0.1, 0.4):
+        high, value, low = (law.profile(epsilon)[0] for law in (two.above, exact, two.below))
+        assert low * (1 - 1e-12) <= value <= high * (1 + 1e-12)
+        assert abs(two.profile(epsilon)[0] - value) <= two.profile(epsilon)[1] <= 2e-3 * value + 1e-12

@@ -13,6 +13,7 @@ from tacit import accounting as acc
 from tacit.accounting import levels
 from tacit.accounting import poisson as poisson_sampling
 from tacit.accounting.levels import Levels
+from tacit.accounting.over_levels import Block
 from tacit.accounting.pricing import Reader
 from tests.accounting import truth
 from tests.accounting.catalogue import poisson
@@ -130,10 +131,61 @@ def test_a_root_is_found_from_where_the_sum_of_a_cluster_has_no_number() -> None
     assert 1.60238 < acc.epsilon(run, 3.0120746022969916e-12, adjacency="replace-one").upper < 1.61
 
 
-def test_the_curve_over_few_participations_has_points_on_the_way() -> None:
-    curve = acc.epsilon_over_steps(acc.PoissonSampled(acc.Gaussian(0.6), 1e-4), 20, 1e-6)
-    assert len(curve) >= 7
-    assert (curve.upper - curve.lower).max() <= 1e-4 * curve.upper[-1] + 1e-5
+def test_the_curve_over_few_participations_has_every_count() -> None:
+    """It had 20 counts of 2,000, and between them an interval of up to 0.041."""
+    step = acc.PoissonSampled(acc.Gaussian(0.6), 1e-4)
+    _check_curve(step, acc.epsilon_over_steps(step, 2000, 1e-6), [1, 2, 3, 17, 80, 81, 399, 400, 1203, 1999])
+
+
+def test_so_has_that_of_a_group_where_runs_without_a_large_loss_weigh_too() -> None:
+    step = acc.PoissonSampled(acc.Gaussian(0.9), 1e-4)
+    _check_curve(step, acc.epsilon_over_steps(step, 1500, 1e-6, group=3), [1, 40, 299, 1100])
+
+
+def _check_curve(step: acc.Mechanism, curve: acc.StepCurve, some: list[int]) -> None:
+    assert curve.steps.tolist() == list(range(1, int(curve.steps[-1]) + 1))
+    assert (curve.upper - curve.lower <= 1e-4 * curve.upper + 1e-5).all()
+    for steps in some:
+        alone, here = acc.epsilon(step * steps, curve.delta, group=curve.group), curve.at(steps)
+        assert here.lower <= alone.upper
+        assert alone.lower <= here.upper
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "adjacency", "delta"),
+    [(1e-4, 0.6, "add-remove", 1e-6), (1e-5, 0.7, "add-remove", 1e-8), (4e-4, 0.83, "replace-one", 1e-7)],
+)
+def test_the_first_of_a_block_of_counts_contains_its_exact_price(
+    rate: float, noise: float, adjacency: str, delta: float
+) -> None:
+    """And the wrong version, in which one of the levels does not count."""
+    step = acc.PoissonSampled(acc.Gaussian(noise), rate)
+    loss = step.pair(adjacency, "remove")
+    block = Block([(loss, 1)], 1, 4, delta, acc.epsilon(step * 4, delta, adjacency=adjacency).upper)
+    low, high = block.bounds(np.arange(1.0, 5.0))
+    one, error = loss.profile(float(high[0]))
+    assert one - error <= delta
+    one, error = loss.profile(float(low[0]))
+    assert one + error >= delta
+    assert (high - low <= 1e-4 * high + 1e-5).all()
+    ends = np.cumsum([0, *(len(line.z) for line in block.lines)])
+    terms = block.kernel * np.exp(block.power / 4 - block.z * high[0]) * (block.whole + np.expm1(block.inside / 4))
+    largest = int(np.argmax(np.add.reduceat(terms.real, ends[:-1])))
+    block.kernel[ends[largest] : ends[largest + 1]] = 0.0
+    wrong = float(block._certified(np.ones(1), 0.9 * high[:1], 1.0)[1][0])
+    assert loss.profile(wrong)[0] > 1.05 * delta
+
+
+def test_a_run_of_counts_has_the_sums_that_each_has_alone() -> None:
+    """Each count's terms are made of those of the one before; the last of a run would show what is lost on the way."""
+    step = acc.PoissonSampled(acc.Gaussian(0.6), 1e-4)
+    block = Block([(step.pair("add-remove", "remove"), 1)], 400, 2000, 1e-6, acc.epsilon(step * 2000, 1e-6).upper)
+    counts = np.arange(1744.0, 2000.0)
+    at = 0.31 + 5e-5 * (counts - counts[0])
+    together = block._sums(counts, at, 5e-5, 1e-5)
+    alone = block._sums(counts[-1:], at[-1:], 0.0, 1e-5)
+    np.testing.assert_allclose(together[:, -1:], alone, rtol=1e-10)
+    np.testing.assert_allclose(alone[1], block._sums(counts[-1:], at[-1:] - 1e-5, 0.0, 0.0)[0], rtol=1e-11)
 
 
 # -- δ near 1 ----
@@ -183,6 +235,9 @@ acc.epsilon(acc.PoissonSampled(acc.Laplace(3.0), 0.01) * 10**6 + acc.DiscreteGau
 acc.epsilon(sum((acc.DiscreteGaussian(20000.0 - i) * 2 for i in range(8)), acc.nothing()), 1e-9)
 acc.epsilon(acc.PoissonSampled(acc.DiscreteGaussian(20000.0), 0.01) * 100, 1e-9, group=20)
 acc.epsilon(acc.PoissonSampled(acc.DiscreteLaplace(1e7), 0.01) * 100, 1e-9, adjacency="replace-one")
+acc.epsilon(acc.PoissonSampled(acc.DiscreteGaussian(20000.0, sensitivity=10**7), 0.01) * 100, 1e-6, group=2)
+many = sum((acc.PoissonSampled(acc.DiscreteGaussian(20000.0 - i), 0.01) * 10 for i in range(6)), acc.nothing())
+acc.epsilon(many, 1e-6)
 """
 PEAK = """
 import resource

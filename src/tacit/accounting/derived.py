@@ -20,6 +20,8 @@ from tacit.accounting.losses import MANY, ROUND, Array, AtomsLoss, ComplexArray,
 
 #: What bounds on δ(ε) are raised by, so that rounding in the masses made of them stays on the safe side.
 RAISED = 1e-12
+#: A sample of more values than this is kept as two laws of fewer.
+MOST_VALUES, FEW = 1 << 18, 1 << 15
 #: Points whose ε differ by less than this, relative, are one point.
 SAME = 1e-12
 
@@ -219,7 +221,50 @@ class SampledLoss(Loss):
 def sampled(base: Loss, rate: float, direction: str) -> Loss:
     """The loss of a Poisson sample of a pair: of finitely many outcomes, one that has moments too."""
     loss = SampledLoss(base, rate, direction)
-    return AtomsLoss(*loss.atoms(), loss.infinity, symmetric=False) if isinstance(base, AtomsLoss) else loss
+    many = len(loss.atoms()[0]) > MOST_VALUES and loss.infinity == 0
+    if not (isinstance(base, AtomsLoss) or (many and not any(mass.any() for mass in base.cells(np.zeros(1))))):
+        return loss
+    return BracketedLoss(*loss.atoms()) if many else AtomsLoss(*loss.atoms(), loss.infinity, symmetric=False)
+
+
+class BracketedLoss(Loss):
+    """A loss with so many values that two laws of fewer stand for it: one that dominates it, and one that it dominates.
+
+    The values are put into cells. Above, the mass of a cell goes to its first and its last value so that those of P and
+    of Q are kept. Below, only the number of the cell is seen. Both are off by the square of a cell's width.
+    """
+
+    analytic = False
+
+    def __init__(self, values: Array, p: Array) -> None:
+        order = np.argsort(values, kind="stable")
+        values, p = values[order], p[order]
+        each = -(-len(values) // FEW)
+        starts = np.arange(0, len(values), each)
+        first, last = values[starts], values[np.minimum(starts + each, len(values)) - 1]
+        fall = np.repeat(first, each)[: len(values)] - values
+        total, seen_by_q = np.add.reduceat(p, starts), np.add.reduceat(p * np.exp(fall), starts)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            up = np.add.reduceat(p * -np.expm1(fall), starts) / -np.expm1(first - last) * (1 + 1e-12)
+        up = np.where(first < last, np.minimum(up, total), total)
+        ends, masses = (np.stack(pair, axis=1).ravel() for pair in ((first, last), (total - up, up)))
+        self.above = AtomsLoss(ends, masses, symmetric=False)
+        told = np.minimum(first - np.log(seen_by_q / total), last)
+        self.below = AtomsLoss(told - 1e-13 * (1 + np.abs(told)), total, symmetric=False)
+        self.supremum = self.above.supremum
+
+    def between(self, step: float, tail: float) -> tuple[Loss, Loss]:
+        return self.above, self.below
+
+    def cells(self, edges: Array) -> tuple[Array, Array]:
+        return self.above.cells(edges)
+
+    def atoms(self) -> tuple[Array, Array]:
+        return self.above.atoms()
+
+    def profile(self, epsilon: float) -> tuple[float, float]:
+        (high, over), (low, under) = self.above.profile(epsilon), self.below.profile(epsilon)
+        return 0.5 * (high + low), 0.5 * abs(high - low) + over + under
 
 
 class GivenFinite(Loss):

@@ -33,8 +33,8 @@ TAIL = 1e-8
 STEEPEST = 30.0
 #: An atom within this share of a step from a lattice point is taken to lie on it; the shift is charged to ε.
 MISPLACED = 1e-9
-#: A mass below this may have lost its digits.
-SMALL = 1e-290
+#: A mass below this may have lost its digits; and the least that has a number.
+SMALL, LEAST = 1e-290, 5e-324
 
 
 class LatticeLaw(AtomsLoss):
@@ -148,12 +148,15 @@ def seen(loss: Loss, step: float, tail: float) -> tuple[LatticeLaw, LatticeLaw]:
     for values, mass in _in_blocks(below):
         cell = np.rint((values - offset) / step).astype(np.intp) - first
         np.add.at(p, cell, mass)
-        np.add.at(level, cell, mass * np.exp(np.minimum(points[cell] - values, step)))
+        with np.errstate(over="ignore"):
+            np.add.at(level, cell, mass * np.exp(np.minimum(points[cell] - values, step)))
+    # a cell so wide that this has no number is left out of what is seen, by P and by Q
+    p, level = (np.where(np.isfinite(level), mass, 0.0) for mass in (p, level))
     # rounding to the safe side
     slack = 16 * ROUND * (2 + np.abs(points))
     return (
         LatticeLaw(offset, step, first, p * (1 - slack), 0.0),
-        LatticeLaw(offset, step, first, np.where(p > 0, level * (1 + slack), 0.0), 0.0),
+        LatticeLaw(offset, step, first, np.where(p > 0, np.maximum(level * (1 + slack), LEAST), 0.0), 0.0),
     )
 
 

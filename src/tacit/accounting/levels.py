@@ -15,6 +15,7 @@ the band, and quick to fall because a loss in the band varies smoothly. Proofs: 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -90,13 +91,13 @@ class Levels:
             for (loss, times), cut in zip(self.rare, cuts[:, 0], strict=True)
         ]
         self.cluster += self.rest
-        self._cluster_chernoff = _Chernoff(
+        self.cluster_chernoff = _Chernoff(
             self.cluster, np.geomspace(_LEAST / self.cluster_scale, float(most[0]), _TRIED)
         )
         self._contour: Contour | None = None
         self._refused = math.inf
         self.bands = [
-            _Band(
+            Band(
                 [
                     (loss.cut_at(float(high), float(most[j + 1])), float(low), times)
                     for (loss, times), low, high in zip(self.rare, cuts[:, j], cuts[:, j + 1], strict=True)
@@ -139,7 +140,7 @@ class Levels:
 
     def _log_ceiling(self, epsilon: float) -> float:
         """log of an upper bound on δ(ε) by Chernoff's inequality in every level."""
-        logs = [self._cluster_chernoff.log_bound(epsilon), *(band.chernoff.log_bound(epsilon) for band in self.bands)]
+        logs = [self.cluster_chernoff.log_bound(epsilon), *(band.chernoff.log_bound(epsilon) for band in self.bands)]
         return float(np.logaddexp(np.logaddexp.reduce(logs), math.log(self.left_out + 1e-320)))
 
     def _first_guess(self) -> float:
@@ -162,7 +163,7 @@ class Levels:
 
     def _intervals(self, epsilon: float) -> list[tuple[float, float]]:
         found = [band.interval(epsilon, self.log_delta) for band in self.bands]
-        ceiling = math.exp(min(self._cluster_chernoff.log_bound(epsilon), 0.0))
+        ceiling = math.exp(min(self.cluster_chernoff.log_bound(epsilon), 0.0))
         if ceiling > math.exp(max(self.log_delta - NEGLIGIBLE, -700.0)):
             contour = self._cluster_contour(epsilon)
             if contour is not None:
@@ -176,7 +177,7 @@ class Levels:
         if self._contour is None or abs(epsilon - self._contour.at.epsilon) > near:
             if abs(epsilon - self._refused) < 0.01 * near:
                 return None
-            c = self._cluster_chernoff.best(epsilon)
+            c = self.cluster_chernoff.best(epsilon)
             try:
                 variance = sum(times * loss.tilted(c)[3] for loss, times in self.cluster)
                 at = Abscissa(c, log_mgf_real(self.cluster, c)[0], math.sqrt(variance), epsilon)
@@ -192,7 +193,7 @@ class Levels:
         for band in self.bands:
             one, two = band.middle(epsilon, self.log_delta)
             value, slope = value + one, slope + two
-        if self._cluster_chernoff.log_bound(epsilon) > self.log_delta - NEGLIGIBLE:
+        if self.cluster_chernoff.log_bound(epsilon) > self.log_delta - NEGLIGIBLE:
             contour = self._cluster_contour(epsilon)
             if contour is not None:
                 log_one, log_slope = contour.middle(epsilon)
@@ -271,7 +272,7 @@ class _Chernoff:
         return float(self.c[int(np.argmin(self.log_bounds - self.c * epsilon))])
 
 
-class _Band:
+class Band:
     """Runs whose largest rare loss lies between two levels: M_j^T - M_{j-1}^T as a contour integral."""
 
     def __init__(self, rare: list[tuple[MixtureLoss, float, int]], rest: Parts, scale: float, most: float) -> None:
@@ -286,13 +287,54 @@ class _Band:
             self.log_all += times * np.logaddexp(one_a + off_a, one_b + off_b)
         others = np.array([sum(log_mgf_real(rest, float(c))) for c in tried])
         self.chernoff = _Chernoff([], tried)
-        with np.errstate(over="ignore", divide="ignore"):
-            # log(e^r - 1)
-            self.chernoff.log_m = log_a + others + ratio + np.log(-np.expm1(-ratio)) + 1e-13 * (1 + np.abs(log_a))
-        self.chernoff.log_bounds = self.chernoff.log_m + np.array([log_kappa(float(c)) for c in tried])
+        self.below, self.ratio = log_a + others, ratio
+        self.slack = self.chernoff.log_bounds + 1e-13 * (1 + np.abs(log_a) + np.abs(others))
+        self.chernoff.log_bounds = self.log_bounds(1.0)
         self.log_all += others
         self.line: _Line | None = None
         self.refused = math.inf  # the ε for which a line would have been too long
+
+    def log_bounds(self, share: float | Array, epsilon: float | Array = 0.0) -> Array:
+        """log of Chernoff's bound on δ(ε) at each abscissa, for this share of all steps, or several."""
+        ratio = np.multiply.outer(share, self.ratio)
+        with np.errstate(over="ignore", divide="ignore"):
+            # log(e^r - 1)
+            log_m = np.multiply.outer(share, self.below) + ratio + np.log(-np.expm1(-ratio))
+        return np.asarray(log_m + self.slack - np.multiply.outer(epsilon, self.chernoff.c))
+
+    def log_tail(self, c: float) -> Callable[[float], float]:
+        """For t a bound on log |F(c + is)| for every s >= t, without the moments of all steps: one lies in the band."""
+        decays = [(loss.band_decay(low, c), times, loss.band(low, np.array([c]))) for loss, low, times in self.rare]
+
+        def bound(t: float) -> float:
+            each = [math.log(times) + decay(t) - float(np.logaddexp(a, b)[0]) for decay, times, (a, b, *_) in decays]
+            return float(np.logaddexp.reduce(each)) + 1e-9
+
+        return bound
+
+    def exponents(self, c: float, t: Array) -> tuple[ComplexArray, Array, ComplexArray, Array]:
+        """log of the moment of runs below the band, and of what it multiplies that by, on a line, with their errors."""
+        power = np.zeros(len(t), dtype=complex)
+        power_error = np.zeros(len(t))
+        inside = np.zeros(len(t), dtype=complex)
+        inside_error = np.zeros(len(t))
+        for loss, low, times in self.rare:
+            (log_a, off_a, a), (log_b, off_b, b) = loss.band_line(low, c, t)
+            phase = 8 * ROUND * np.abs(t) * loss.mean_size
+            a_off = np.minimum((off_a + phase) / np.maximum(np.abs(a), 1e-300), 1e300)
+            share = math.exp(log_b - log_a)
+            with np.errstate(all="ignore"):
+                u = share * b / a
+                power += times * (log_a + np.log(a))
+                inside += times * _log1p(u)
+                u_off = share * (off_b + phase + np.abs(b) * a_off) / np.maximum(np.abs(a), 1e-300)
+                inside_error += times * u_off / np.maximum(np.abs(1 + u), 1e-300)
+            power_error += times * (a_off + off_a + ROUND * (abs(log_a) + 8))
+        for other, times in self.rest:
+            value, error = other.log_mgf(c, t)
+            power += times * value
+            power_error += times * (error + ROUND * np.abs(value))
+        return power, power_error, inside, inside_error
 
     def _made(self, epsilon: float, log_delta: float) -> _Line | None:
         near = 0.5 * self.scale
@@ -324,7 +366,7 @@ class _Band:
 class _Line:
     """The nodes of one band along one vertical line."""
 
-    def __init__(self, band: _Band, epsilon: float, log_delta: float) -> None:
+    def __init__(self, band: Band, epsilon: float, log_delta: float) -> None:
         self.epsilon = epsilon
         chernoff = band.chernoff
         want = log_delta - ACCURATE - 1
@@ -347,19 +389,11 @@ class _Line:
             raise Unsuitable
         step = 2 * math.pi / self.period
         log_all = float(band.log_all[index])
-        decays = [(loss.band_decay(low, c), times, loss.band(low, np.array([c]))) for loss, low, times in band.rare]
-
-        def log_tail(t: float) -> float:
-            """A bound on log |F(c + is)| for every s >= t: some step lies in the band, the others anywhere."""
-            each = [
-                math.log(times) + decay(t) + log_all - float(np.logaddexp(a, b)[0])
-                for decay, times, (a, b, *_) in decays
-            ]
-            return float(np.logaddexp.reduce(each)) + 1e-9
+        log_tail = band.log_tail(c)
 
         def enough(nodes: int) -> bool:
             t = nodes * step
-            return log_tail(t) - c * epsilon - math.log(math.pi * t) <= want
+            return log_tail(t) + log_all - c * epsilon - math.log(math.pi * t) <= want
 
         low, high = 8, 16
         while not enough(high):
@@ -374,31 +408,12 @@ class _Line:
         self.log_kernel = np.log(self.z * (self.z + 1))
         self.weight = np.full(len(t), step / math.pi)
         self.weight[0] /= 2
-        self.log_tail = log_tail(float(t[-1])) - math.log(math.pi * float(t[-1]))
+        self.log_tail = log_tail(float(t[-1])) + log_all - math.log(math.pi * float(t[-1]))
         self._transform(band, t, log_all)
 
-    def _transform(self, band: _Band, t: Array, log_all: float) -> None:
+    def _transform(self, band: Band, t: Array, log_all: float) -> None:
         """F at the nodes as e^{log_f}, and a bound on what it is wrong by, as a multiple of e^{log_scale}."""
-        power = np.zeros(len(t), dtype=complex)
-        power_error = np.zeros(len(t))
-        inside = np.zeros(len(t), dtype=complex)
-        inside_error = np.zeros(len(t))
-        for loss, low, times in band.rare:
-            (log_a, off_a, a), (log_b, off_b, b) = loss.band_line(low, self.c, t)
-            phase = 8 * ROUND * np.abs(t) * loss.mean_size
-            a_off = np.minimum((off_a + phase) / np.maximum(np.abs(a), 1e-300), 1e300)
-            share = math.exp(log_b - log_a)
-            with np.errstate(all="ignore"):
-                u = share * b / a
-                power += times * (log_a + np.log(a))
-                inside += times * _log1p(u)
-                u_off = share * (off_b + phase + np.abs(b) * a_off) / np.maximum(np.abs(a), 1e-300)
-                inside_error += times * u_off / np.maximum(np.abs(1 + u), 1e-300)
-            power_error += times * (a_off + off_a + ROUND * (abs(log_a) + 8))
-        for other, times in band.rest:
-            value, error = other.log_mgf(self.c, t)
-            power += times * value
-            power_error += times * (error + ROUND * np.abs(value))
+        power, power_error, inside, inside_error = band.exponents(self.c, t)
         with np.errstate(all="ignore"):
             grown = np.expm1(inside)
             self.f = np.exp(power - log_all) * grown

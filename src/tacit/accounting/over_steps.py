@@ -9,6 +9,7 @@ between its neighbours, because more steps never cost less.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tacit.accounting import levels, over_levels
 from tacit.accounting.base import Mechanism
 from tacit.accounting.bound import Bound
 from tacit.accounting.contour import (
@@ -46,6 +48,8 @@ MAX_NODES = 1000
 MAX_CELLS = 150_000
 #: Relative accuracy of δ asked of the integral, e^-DIGITS.
 DIGITS = 20.0
+#: So many counts of a block of a rare run are priced where not all are.
+SPREAD = 400
 #: Half the width asked of the interval for ε: relative, and absolute.
 MARGIN, LEAST_MARGIN = 1e-7, 1e-10
 
@@ -164,12 +168,17 @@ def epsilon_over_steps(
         return _priced(step, few, last, delta, adjacency, group)
     low, high = np.zeros(len(wanted)), np.full(len(wanted), math.inf)
     low[-1], high[-1] = last.lower, last.upper
-    first = _fill(members, wanted, delta, adjacency, group, low, high)
-    # The counts before the first line: a few, one by one, and not narrower than the curve can show.
-    index = first
+    directions = _directions(members, adjacency, group)
+    first = _fill(directions, wanted, delta, low, high)
+    # The counts before the first line: by levels, or a few, one by one, and not narrower than the curve can show.
+    index = first if high[first] < math.inf and first < len(wanted) - 1 else len(wanted)
+    narrow = 0.005 * float(high[first]) if 0 < high[first] < math.inf else None
     while index > 0:
-        index = min(index - 1, int(np.searchsorted(wanted, wanted[index] / RARE_RATIO)))
-        narrow = 0.005 * float(high[first]) if 0 < high[first] < math.inf else None
+        near = float(high[min(index, len(wanted) - 1)])
+        if (start := _fill_rare(directions, wanted[:index], delta, near, low, high)) < index:
+            index = start
+            continue
+        index = min(index - 1, int(np.searchsorted(wanted, wanted[index - 1] / RARE_RATIO)))
         bound = certified_epsilon(step * int(wanted[index]), delta, adjacency=adjacency, group=group, tolerance=narrow)
         low[index], high[index] = bound.lower, bound.upper
     priced = np.isfinite(high)
@@ -212,16 +221,8 @@ def _monotone(counts: NDArray[np.int64], low: Array, high: Array, last: Bound, d
     return StepCurve(counts, low, high, delta, last.adjacency, last.unit, last.group, last.tight)
 
 
-def _fill(
-    members: list[tuple[Mechanism, int]],
-    counts: NDArray[np.int64],
-    delta: float,
-    adjacency: str,
-    group: int,
-    low: Array,
-    high: Array,
-) -> int:
-    """Price blocks of counts from the last to the first until a line gets too long; returns the first index priced."""
+def _directions(members: list[tuple[Mechanism, int]], adjacency: str, group: int) -> list[Parts]:
+    """The losses of one step, in both orders of the neighbours, or in one where they are alike."""
     directions = []
     for direction in ("remove", "add"):
         pairs = [(part.pair(adjacency, direction, group), times) for part, times in members]
@@ -229,6 +230,11 @@ def _fill(
         directions.append(parts)
         if all(loss.symmetric for loss, _ in parts):
             break
+    return directions
+
+
+def _fill(directions: list[Parts], counts: NDArray[np.int64], delta: float, low: Array, high: Array) -> int:
+    """Price blocks of counts from the last to the first until a line gets too long; returns the first index priced."""
     stop = len(counts)
     while stop > 0:
         start = int(np.searchsorted(counts, counts[stop - 1] / BLOCK, side="left"))
@@ -243,6 +249,51 @@ def _fill(
         high[chosen] = np.minimum(high[chosen], np.max([one for _, one in found], axis=0))
         stop = start
     return min(stop, len(counts) - 1)
+
+
+def _fill_rare(
+    directions: list[Parts], counts: NDArray[np.int64], delta: float, near: float, low: Array, high: Array
+) -> int:
+    """Price the last block of ``counts`` by levels; returns its first index, or how many there are if it cannot be.
+
+    ``near`` is about the ε of the last of them.
+    """
+    if not 0 < near < math.inf:
+        return len(counts)
+    first = int(np.searchsorted(counts, counts[-1] / over_levels.BLOCK, side="left"))
+    chosen = np.arange(first, len(counts))
+    if counts[-1] > EVERY:
+        chosen = np.unique(np.linspace(first, len(counts) - 1, min(SPREAD, len(chosen))).round().astype(int))
+    rows = counts[chosen].astype(float)
+    least, most = np.zeros(len(rows)), np.zeros(len(rows))
+    for parts in directions:
+        try:
+            if levels.some_rare(parts):
+                one, other = over_levels.Block(parts, int(rows[0]), int(rows[-1]), delta, near).bounds(rows)
+            else:
+                one, other = np.zeros(len(rows)), _ceiling(parts, rows, delta, least)
+                if not (other <= most).all():
+                    one, other = _Line(parts, int(rows[0]), int(rows[-1]), delta).bounds(rows)
+        except (Unsuitable, OverflowError):
+            return len(counts)
+        least, most = np.maximum(least, one), np.maximum(most, other)
+    if not (most <= (1 + 1e-3) * least + 1e-5).mean() > 0.9:
+        return len(counts)
+    low[chosen], high[chosen] = np.maximum(low[chosen], least), np.minimum(high[chosen], most)
+    return first
+
+
+def _ceiling(parts: Parts, rows: Array, delta: float, enough: Array) -> Array:
+    """An upper bound on ε after each count: the largest loss there is, or Chernoff's where that is not ``enough``."""
+    high = rows * sum(times * loss.supremum for loss, times in parts) * (1 + 1e-12)
+    if (high <= enough).all():
+        return high
+    c = best_abscissa([(loss, times * int(rows[-1])) for loss, times in parts], log_delta=math.log(delta)).c
+    for other in c * np.geomspace(0.5, 4.0, 7):
+        with contextlib.suppress(OverflowError):
+            k, error = log_mgf_real(parts, float(other))
+            high = np.minimum(high, (rows * (k + error) + log_kappa(float(other)) - math.log(delta)) / other)
+    return np.maximum(high, 0.0)
 
 
 class _Line:

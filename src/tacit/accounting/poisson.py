@@ -17,7 +17,6 @@ import numpy as np
 from tacit.accounting.base import Composed, Mechanism, check_share, check_whole, inherit_unit
 from tacit.accounting.derived import (
     DrawnLoss,
-    SampledLoss,
     binomial,
     least_of,
     reach,
@@ -152,7 +151,7 @@ class PoissonSampled(Mechanism):
             return sampled(members[0], self.rate, direction)  # type: ignore[arg-type]
         none, *some = binomial(group, self.rate)
         told = [(loss, w / (1 - none)) for loss, w in zip(members, some, strict=True) if loss is not None]
-        bounds: list[Loss] = [SampledLoss(DrawnLoss(told), 1 - none, direction)]
+        bounds: list[Loss] = [sampled(DrawnLoss(told), 1 - none, direction)]
         if chained is not None:
             bounds.append(chained)
         elif isinstance(self.mechanism, ApproxDP):

@@ -54,7 +54,7 @@ ROUGH = 0.02
 #: Finite laws are multiplied out up to this many outcomes.
 MOST_OUTCOMES = 3000
 #: Of so many mechanisms of bounded range all choices are tried.
-MOST_RANGES = 3
+MOST_RANGES = 6
 #: A δ of a composition below this is not worth a finer curve.
 NOTHING = 1e-25
 #: log of the δ down to which bounds become a pair where δ itself is asked for.
@@ -285,9 +285,13 @@ class _Question:
             low, own = alone.own_epsilon(delta, self.adjacency, self.group)
             return low, min(own, high)
         for parts in self._standing(math.log(delta) - BELOW):
-            both = (self._direction_epsilon(upper + parts, delta, claim=True)[1] for upper in self.upper)
+            both = (self._direction_epsilon(upper + parts, delta, claim=high)[1] for upper in self._orders())
             high = min(high, max(both))
         return low, high
+
+    def _orders(self) -> list[Parts]:
+        """The parts that have a pair, in both orders of the neighbours, or in one where they are alike."""
+        return self.upper[:1] if all(loss.symmetric for loss, _ in self.upper[0]) else self.upper
 
     def _standing(self, log_least: float) -> Iterator[Parts]:
         """Pairs that stand for the parts without one, in every valid way that may be the best.
@@ -331,12 +335,13 @@ class _Question:
         return standing_pair(composed, self.adjacency, self.group, log_least)
 
     def _direction_epsilon(
-        self, parts: Parts, delta: float, enough: float = 0.0, *, claim: bool = False
+        self, parts: Parts, delta: float, enough: float = 0.0, *, claim: float | None = None
     ) -> tuple[float, float]:
         """The interval of one direction; no further effort once ε is surely below ``enough``.
 
-        With ``claim`` only the upper end counts: it is good enough once a finer curve hardly lowers it. Many branches:
-        what needs no curve is answered first.
+        With ``claim`` only an upper end below it counts: it is good enough once a finer curve hardly lowers it.
+
+        Many branches: what needs no curve is answered first.
         """
         infinite, finite = _split(parts)
         best = max(0.0, largest_loss(finite))
@@ -370,7 +375,9 @@ class _Question:
             return 0.0
         return self._direction_epsilon(parts, min(delta * (1 + 1e-9), 0.5 * (1 + delta)))[0]
 
-    def _narrowed(self, infinite: Ends, finite: Parts, delta: float, rest: float, enough: float, claim: bool) -> Ends:
+    def _narrowed(
+        self, infinite: Ends, finite: Parts, delta: float, rest: float, enough: float, claim: float | None
+    ) -> Ends:
         """The best interval that the curves give, each costlier than the one before, until it is narrow enough.
 
         ``enough`` is a lower end of the whole that is known already; infinite for the lower end of what is not tight.
@@ -386,7 +393,7 @@ class _Question:
             wanted = max(rough * low, self.tolerance if self.tolerance is not None else 0.95e-4 * low + 0.95e-5)
             exact = not isinstance(curve, LargestLoss) or one_low >= curve.second
             narrow = high - (low if rough else max(low, enough)) <= wanted
-            if exact and (narrow or (claim and 0 <= gained <= wanted)):
+            if exact and (narrow or (claim is not None and (0 <= gained <= wanted or low >= claim))):
                 break
             curve = None  # its memory is needed for the next
             curve = candidates.send((high - low) / wanted)
@@ -493,17 +500,17 @@ class _Question:
         if isinstance(alone, OwnPrice) and len(self.members) == 1 and self.members[0][1] == 1:
             low, own = alone.own_delta(epsilon, self.adjacency, self.group)
             return low, min(own, self._renyi().delta(epsilon))
-        found = [
-            max(self._direction_delta(upper + parts, epsilon, claim=True)[1] for upper in self.upper)
-            for parts in self._standing(LEAST)
-        ]
+        high = math.inf
+        for parts in self._standing(LEAST):
+            both = (self._direction_delta(upper + parts, epsilon, claim=high)[1] for upper in self._orders())
+            high = min(high, max(both))
         # beside parts with a pair, the orders of everything together are seldom better, and slow to search
-        if not found or not any(self.upper):
-            found.append(self._renyi().delta(epsilon))
-        return 0.0, min(found)
+        if math.isinf(high) or not any(self.upper):
+            high = min(high, self._renyi().delta(epsilon))
+        return 0.0, high
 
     def _direction_delta(
-        self, parts: Parts, epsilon: float, *, claim: bool = False, rough: float = 0.0
+        self, parts: Parts, epsilon: float, *, claim: float | None = None, rough: float = 0.0
     ) -> tuple[float, float]:
         infinite, finite = _split(parts)
         slack = overflow_cost(self.extra, epsilon)
@@ -519,7 +526,7 @@ class _Question:
             gained = high - one_high
             low, high = max(low, one_low), min(high, one_high)
             wanted = max(rough * low, self.tolerance if self.tolerance is not None else 1e-4 * low + NOTHING)
-            if high - low <= wanted or (claim and 0 <= gained <= wanted and high < 1):
+            if high - low <= wanted or (claim is not None and (low >= claim or (0 <= gained <= wanted and high < 1))):
                 break
             curve = None  # its memory is needed for the next
             curve = candidates.send((high - low) / wanted)
@@ -528,11 +535,10 @@ class _Question:
 
 
 def _some_of(ranges: Members) -> list[Members]:
-    """Which mechanisms of bounded range to take as pure: all choices, or of many all but the one that gains most."""
+    """Which mechanisms of bounded range to take as pure: all choices, or of many one, all but one, and all."""
     if len(ranges) <= MOST_RANGES:
         return [list(some) for n in range(1, len(ranges) + 1) for some in itertools.combinations(ranges, n)]
-    most = max(ranges, key=lambda m: m[1] * m[0].largest_loss("add-remove", DIRECTIONS[0]) ** 2)
-    return [[member for member in ranges if member is not most]]
+    return [[one] for one in ranges] + [[m for m in ranges if m is not one] for one in ranges] + [ranges]
 
 
 @functools.lru_cache(maxsize=64)
