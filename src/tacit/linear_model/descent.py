@@ -148,10 +148,12 @@ def walk(
     where C follows from what was released before.
     """
     scale, size = start.scale, len(start.gram)
-    # In the basis of the Gram matrix's eigenvectors W and that matrix are diagonal: vectors ``w`` and ``f``.
-    vectors, w, f, typical = _whitening(start.gram, scale, start.count, source.shape)
+    # In the basis of its eigenvectors the Gram matrix with the penalty is diagonal, and W is: vectors ``f`` and ``w``.
+    beside = np.zeros(size) if penalty is None else penalty
+    vectors, w, f, typical = _whitening(
+        start.gram, beside / (1.0 if callable(curvature) else curvature), scale, start.count, source.shape
+    )
     whitening = (vectors * w) @ vectors.T
-    ridge = None if penalty is None else w[:, None] * ((vectors.T * penalty) @ vectors)
     clip_norm = CLIP * typical
     step_noise = source.shape.clipped_sum(clip_norm, "add-remove") * multiplier
     theta, covariance = start.theta, vectors.T @ start.covariance @ vectors
@@ -160,9 +162,9 @@ def walk(
     rounding = 0.0
     for step in range(STEPS):
         bent = curvature(*_scores(start, theta)) if callable(curvature) else curvature
-        slope = bent * w * f  # of the whitened gradient: G is this diagonal, and the ridge
-        moved = slope[:, None] * covariance + (0.0 if ridge is None else ridge @ covariance)
-        inside = moved * slope + (0.0 if ridge is None else moved @ ridge.T)
+        slope = bent * w * f  # of the whitened gradient
+        moved = slope[:, None] * covariance
+        inside = moved * slope
         wrong = (bent * scale) ** 2 / 2  # the Gram matrix is off by E: Cov(E e) = s²/2 (|e|² I + e eᵀ)
         inside += wrong * np.outer(w, w) * covariance
         inside[np.diag_indices(size)] += step_noise**2 + wrong * np.trace(covariance) * w**2
@@ -171,8 +173,7 @@ def walk(
         lower = np.linalg.cholesky(inside)
         gradient = _gradient(kept_rows or _whitened(source, whitening), theta, residual, clip_norm)
         noisy = releases.gaussian_sum(gradient, source.shape.clipped_sum(clip_norm, "add-remove"), multiplier)
-        if penalty is not None:
-            noisy = noisy + whitening @ (penalty[:, None] * theta)
+        noisy = noisy + whitening @ (beside[:, None] * theta)
         theta = theta - vectors @ (moved.T @ cho_solve((lower, True), vectors.T @ noisy))
         if step >= warm_up:
             known = solve_triangular(lower, moved, lower=True)
@@ -212,13 +213,18 @@ def _gram(source: RowSource, budget: DescentBudget, count: int | None) -> tuple[
     return (noisy[1:, 1:] if beside else noisy), max(here, 1.0), scale
 
 
-def _whitening(gram: Floats, scale: float, count: float, shape: Shape) -> tuple[Floats, Floats, Floats, float]:
-    """Eigenvectors of the Gram matrix, eigenvalues of W and its own, floored, and a whitened row's typical length."""
-    values, vectors = np.linalg.eigh(gram)
+def _whitening(
+    gram: Floats, penalty: Floats, scale: float, count: float, shape: Shape
+) -> tuple[Floats, Floats, Floats, float]:
+    """Eigenvectors of the Gram matrix with a penalty on its diagonal, eigenvalues of W and its own, floored, and a
+    whitened row's typical length.
+    """
+    values, vectors = np.linalg.eigh(gram + np.diag(penalty))
     edge = 2 * math.sqrt(len(gram)) * scale / math.sqrt(2)
-    floored = np.maximum(values, max(FLOOR * edge, 1e-9 * float(values.max(initial=0.0)), 1e-9))
+    floored = np.maximum(values, max(FLOOR * edge, 1e-9 * float(np.diag(gram).max(initial=0.0)), 1e-9))
     longest = math.sqrt(shape.norm_squared / float(floored.min()))
-    typical = math.sqrt(float((np.maximum(values, 0.0) / floored).sum()) / count)
+    rows = np.maximum(values - (vectors**2).T @ penalty, 0.0)
+    typical = math.sqrt(float((rows / floored).sum()) / count)
     return vectors, 1 / np.sqrt(floored), floored, min(max(typical, 1e-3 * longest), longest)
 
 

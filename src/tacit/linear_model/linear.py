@@ -37,6 +37,8 @@ FIRST_SHARE, SCORE_SHARE = 0.4, 0.05
 TOLERATED = 0.005
 #: Steps are believed unless second moments contradict them with this confidence.
 CONTRADICTED = 0.999
+#: A coefficient's penalty counts as no more than so many rows: it is 0 by then, and sums of other rows keep their digits.
+MOST_PENALTY = 1e12
 CLIPS = (
     "gradient descent clips large errors, so its coefficients can be off by more than any interval made of them would "
     "say. Use method='auto' or 'sufficient-statistics'"
@@ -578,7 +580,7 @@ class Ridge(LinearRegression):
         if not (is_number(self.alpha) and 0 <= self.alpha < math.inf):
             raise ValueError(f"alpha must be a number, 0 or more, not {self.alpha!r}")
         weight = 1.0 if self.max_weight is None else 1.0 / self.max_weight
-        diagonal: Floats = weight * float(self.alpha) / task.features.half_width**2
+        diagonal = np.minimum(weight * float(self.alpha) / task.features.half_width**2, MOST_PENALTY)
         return np.r_[0.0, diagonal] if self.fit_intercept else diagonal
 
 
