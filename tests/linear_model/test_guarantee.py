@@ -99,9 +99,9 @@ def test_the_noise_that_is_drawn_in_a_fit_adds_up_to_the_budget(monkeypatch, adj
         drawn.append((np.size(values), sigma))
         return real_noise(values, sigma)
 
-    def clip(vectors, clip_norm):
+    def clip(vectors, clip_norm, by):
         clipped.add(clip_norm)
-        return real_sum(vectors, clip_norm)
+        return real_sum(vectors, clip_norm, by)
 
     monkeypatch.setattr(releases, "add_gaussian", noise)
     monkeypatch.setattr(descent, "clipped_sum", clip)

@@ -17,7 +17,7 @@ from tacit.linear_model.inference import estimate as estimated
 def estimate(hidden: np.ndarray) -> Estimate:
     """An estimate of two coefficients with one hidden direction."""
     none = np.zeros((2, 2))
-    return Estimate(np.zeros(2), np.eye(2), np.outer(hidden, hidden), none, none, 1.0)
+    return Estimate(np.zeros(2), np.eye(2), np.outer(hidden, hidden), none, none, 1.0, np.eye(2)[:, hidden == 0])
 
 
 @pytest.mark.parametrize("length", [1e-3, 1.0, 1e3])
