@@ -49,9 +49,9 @@ FOUND = 2.0
 class Estimate:
     """θ in scaled units without shrinkage, and its uncertainty: ``noise`` of the mechanism, ``sample`` of the rows.
 
-    ``inverse`` maps Aθ to θ (a pseudo-inverse on the directions that are seen, of which ``directions`` are an orthonormal
-    basis). ``hidden`` projects on the directions that are not. ``wider`` stretches the directions that are barely seen,
-    where the errors of θ themselves decide that.
+    ``inverse`` maps Aθ to θ (a pseudo-inverse on the directions that are seen, which ``directions`` span). ``hidden``
+    projects on the directions that are not. ``wider`` stretches the directions that are barely seen, where the errors of
+    θ themselves decide that.
     """
 
     theta: Floats
