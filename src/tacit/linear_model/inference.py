@@ -50,8 +50,8 @@ class Estimate:
     """θ in scaled units without shrinkage, and its uncertainty: ``noise`` of the mechanism, ``sample`` of the rows.
 
     ``inverse`` maps Aθ to θ (a pseudo-inverse on the directions that are seen, which ``directions`` span). ``hidden``
-    projects on the directions that are not. ``wider`` stretches the directions that are barely seen, where the errors of
-    θ themselves decide that.
+    projects on the directions that are not. ``wider`` stretches the directions that are barely seen, where the errors
+    of θ themselves decide that.
     """
 
     theta: Floats
