@@ -29,8 +29,8 @@ Floats = npt.NDArray[np.float64]
 #: A direction counts as seen where its eigenvalue is this many times the spectral edge of the noise. There the noise
 #: moves an eigenvalue by about a tenth, so that an inverse is close to normal.
 SEEN = 3.0
-#: The Hessian of a classifier moves with the errors of θ, which so decide what is seen: up to this many times the
-#: threshold, intervals are wider.
+#: What is barely seen often is so by the noise of its own eigenvalue, or by errors of θ that moved a Hessian: up to this
+#: many times the threshold, intervals are wider.
 BARELY = 1.5
 #: A coefficient is refused where more than this part of it lies in directions that the noise hides.
 HIDDEN = 0.1
@@ -50,8 +50,8 @@ class Estimate:
     """θ in scaled units without shrinkage, and its uncertainty: ``noise`` of the mechanism, ``sample`` of the rows.
 
     ``inverse`` maps Aθ to θ (a pseudo-inverse on the directions that are seen, which ``directions`` span). ``hidden``
-    projects on the directions that are not. ``wider`` stretches the directions that are barely seen, where the errors
-    of θ themselves decide that.
+    projects on the directions that are not. ``wider`` stretches the directions that are barely seen, where errors
+    themselves may have decided that.
     """
 
     theta: Floats
@@ -176,10 +176,8 @@ def estimate(
     inverse = (directions[:, seen] / values[seen]) @ directions[:, seen].T
     hidden = directions[:, ~seen] @ directions[:, ~seen].T
     theta = inverse @ vector
-    wider = None
-    if moved is not None:
-        factors = 1 + 1.5 * np.maximum(BARELY - values[seen] / max(least, 1e-300), 0.0)
-        wider = (directions[:, seen] * factors) @ directions[:, seen].T
+    factors = 1 + 1.5 * np.maximum(BARELY - values[seen] / max(least, 1e-300), 0.0)
+    wider = (directions[:, seen] * factors) @ directions[:, seen].T if (factors > 1).any() else None
     by = theta if moved is None else theta - moved
     inside = vector_noise**2 + matrix_noise**2 * (float(by @ by) + _unseen(moved, seen, guess))
     noise = inside * (directions[:, seen] / values[seen] ** 2) @ directions[:, seen].T
