@@ -29,7 +29,7 @@ Floats = npt.NDArray[np.float64]
 #: A direction counts as seen where its eigenvalue is this many times the spectral edge of the noise. There the noise
 #: moves an eigenvalue by about a tenth, so that an inverse is close to normal.
 SEEN = 3.0
-#: What is barely seen often is so by the noise of its own eigenvalue, or by errors of θ that moved a Hessian: up to this
+#: What is barely seen may be so by the noise of its own eigenvalue, or by errors of θ that moved a Hessian: up to this
 #: many times the threshold, intervals are wider.
 BARELY = 1.5
 #: A coefficient is refused where more than this part of it lies in directions that the noise hides.
