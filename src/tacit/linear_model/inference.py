@@ -80,10 +80,16 @@ class Estimate:
             reference=reference,
         )
 
-    def even(self, middle: Floats) -> Floats:
-        """inverse · ``middle`` · inverse: the sample's uncertainty for errors of variance 1 in every row."""
+    def even(self, middle: Floats, noise: float) -> Floats:
+        """inverse · ``middle`` · inverse: the sample's uncertainty for errors of variance 1 in every row.
+
+        Beside a penalty a direction is seen whose sum of squares ``noise`` has hidden or made negative: a variance is at
+        least what that may hide.
+        """
         plain = self.inverse @ middle @ self.inverse.T
-        return np.asarray((plain + plain.T) / 2)
+        plain = (plain + plain.T) / 2
+        np.fill_diagonal(plain, np.maximum(np.diag(plain), noise * (self.inverse**2).sum(axis=1)))
+        return np.asarray(plain)
 
     @property
     def covariance(self) -> Floats:

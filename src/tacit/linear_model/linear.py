@@ -149,7 +149,7 @@ class LinearBase(RegressorMixin, WithIntervals, PrivateEstimator):  # type: igno
         """
         found = seen or self._seen(task, gram, vector, noise, penalty)
         found = found.referred(inference.reference(task.features, task.width, np.diag(gram)))
-        plain = found.even(gram)
+        plain = found.even(gram, noise.matrix)
         return found, plain, inference.widest(found, plain, squares, task.shape, task.features)
 
     def _estimated(
