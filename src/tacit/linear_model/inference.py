@@ -83,7 +83,7 @@ class Estimate:
     def even(self, middle: Floats, noise: float) -> Floats:
         """inverse · ``middle`` · inverse: the sample's uncertainty for errors of variance 1 in every row.
 
-        Beside a penalty a direction is seen whose sum of squares ``noise`` has hidden or made negative: a variance is at
+        Beside a penalty a direction is seen whose sum of squares ``noise`` hides or made negative: a variance is at
         least what that may hide.
         """
         plain = self.inverse @ middle @ self.inverse.T
