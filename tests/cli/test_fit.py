@@ -137,6 +137,8 @@ def test_numbers_are_predicted_with_intervals(clinic):
     assert told["epsilon"] <= 20
     run("predict", "runs/stay", "clinic.csv", "--out", "out.csv")
     answers = pl.read_csv("out.csv")["prediction"].to_numpy()
+    table().with_columns(stay=pl.lit("not known yet")).write_csv("new.csv")
+    assert run("predict", "runs/stay", "new.csv").split()[1:] == run("predict", "runs/stay", "clinic.csv").split()[1:]
     assert np.abs(answers - table()["stay"].to_numpy()).mean() < 3
     assert run("predict", "runs/stay/model.json", "clinic.csv").splitlines()[0] == "prediction"
 

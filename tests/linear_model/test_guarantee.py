@@ -99,9 +99,9 @@ def test_the_noise_that_is_drawn_in_a_fit_adds_up_to_the_budget(monkeypatch, adj
         drawn.append((np.size(values), sigma))
         return real_noise(values, sigma)
 
-    def clip(vectors, clip_norm):
+    def clip(vectors, clip_norm, by):
         clipped.add(clip_norm)
-        return real_sum(vectors, clip_norm)
+        return real_sum(vectors, clip_norm, by)
 
     monkeypatch.setattr(releases, "add_gaussian", noise)
     monkeypatch.setattr(descent, "clipped_sum", clip)
@@ -345,7 +345,7 @@ def test_no_row_changes_the_determinant_or_the_gradient_more_than_stated(classes
         ridge = float(np.exp(generator.uniform(-3, 3)))
         base = generator.normal(size=(4 * columns, 4 * columns)) * generator.choice([0.0, 0.5])
         without = ridge * np.eye(4 * columns) + base @ base.T
-        row = op.Rows(x[None], np.array([float(generator.integers(classes))]), None)
+        row = op.Rows(x[None], np.array([float(generator.integers(classes))]), Shape(3))
         _, gradient, hessian = op.logistic(row, theta) if classes == 2 else op.softmax(row, theta)
         assert np.linalg.norm(gradient) <= slope.lipschitz * (1 + 1e-12)
         change = np.linalg.slogdet(without + hessian)[1] - np.linalg.slogdet(without)[1]
@@ -379,7 +379,7 @@ def test_the_solver_reaches_the_tolerance_that_the_proof_uses():
     x, y = labels(500)
     features = np.column_stack([np.ones(500), (x - 5) / 5])
     made = op.perturb(op.Slope(4.0), 0.5, 1e-6, "add-remove", "record")
-    rows = op.Rows(features, y.astype(float), None)
+    rows = op.Rows(features, y.astype(float), Shape(3))
     noise = made.noise(4)
     theta = op.minimise(rows, noise, made.ridge, made.tolerance, 2)
     _, gradient, _ = op.logistic(rows, theta)

@@ -115,7 +115,9 @@ def test_sums_of_squares_that_the_noise_made_negative_promise_nothing(steps):
         matrix = np.triu(matrix) + np.triu(matrix, 1).T
         if steps:  # before which nothing is known but a prior
             prior = np.ones(3)
-            solution, after = Solution(np.zeros(3), np.zeros((3, 3)), matrix, prior, prior), 0.5 * np.eye(3)
+            eigen = tuple(np.linalg.eigh(matrix))
+            solution = Solution(np.zeros(3), np.zeros((3, 3)), matrix, prior, prior, eigen[0], eigen)
+            covariances = np.eye(3), 0.5 * np.eye(3)
         else:
-            solution, after = solve(matrix, generator.normal(0, 20, 3), noise), None
-        assert prediction_noise(solution, noise, longest=120.0, spread=30.0, after=after) > 0.5
+            solution, covariances = solve(matrix, generator.normal(0, 20, 3), noise), None
+        assert prediction_noise(solution, noise, longest=120.0, spread=30.0, steps=covariances) > 0.5

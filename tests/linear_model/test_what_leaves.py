@@ -163,9 +163,10 @@ def test_no_row_moves_what_follows_objective_perturbation_by_more_than_was_price
     def sums(more):
         features = np.vstack([np.column_stack([np.ones(40), x]), *(row[None] for row, _ in more)])
         rows_ = op.Rows(to_grid(features), np.r_[y, [label for _, label in more]].astype(float), shape)
-        found = inference.Estimate(theta[:, 0], *(np.eye(3) * 0.1,) * 4, 1.0)
+        found = inference.Estimate(theta[:, 0], *(np.eye(3) * 0.1,) * 4, 1.0, np.eye(3))
         with watched() as seen:
-            inference.score_sums(rows_, logistic.binary_residual, theta[:, 0], found, np.eye(3), 1.0, 40.0, 2.0)
+            plain = found.even(np.eye(3), 0.0)
+            inference.score_sums(rows_, logistic.binary_residual, theta[:, 0], found, plain, 1.0, 40.0, 2.0)
         # In units of each level's noise: a neighbour moves them all together by one release of noise 2 at most.
         return op.curvature(rows_, theta), 2.0 * np.concatenate([drawn.values for drawn in seen.drawn])
 

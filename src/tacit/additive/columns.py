@@ -132,7 +132,10 @@ def _with_edges(columns: list[BinnedColumn], edges: Mapping[Any, Sequence[float]
         if name not in numbers:
             raise ValueError(f"edges names {name!r}, which is not a column of numbers: {', '.join(numbers) or 'none'}")
         i = numbers[name]
-        at = to_grid((np.asarray(list(values), dtype=np.float64) - columns[i].middle) / columns[i].half_width)
+        try:
+            at = to_grid((np.asarray(list(values), dtype=np.float64) - columns[i].middle) / columns[i].half_width)
+        except (TypeError, ValueError):
+            raise ValueError(f"edges of {name!r} must be a list of numbers, not {values!r}") from None
         if not len(at) or not np.isfinite(at).all() or (np.diff(at) <= 0).any() or at[0] <= -1 or at[-1] >= 1:
             raise ValueError(f"edges of {name!r} must be increasing numbers inside the bounds of the column")
         columns[i] = dataclasses.replace(columns[i], edges=at, given=True)

@@ -224,8 +224,8 @@ def flattened(mean: float, variance: float) -> float:
 def _pairs(pairs: Any, names: list[str]) -> tuple[tuple[int, int], ...]:
     """The positions of the columns of each pair."""
     found = []
-    for pair in pairs:
-        if isinstance(pair, str) or len(pair) != 2 or pair[0] == pair[1]:
+    for pair in pairs if isinstance(pairs, (list, tuple)) else [pairs]:
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2 or pair[0] == pair[1]:
             raise ValueError(f"pairs must list pairs of different columns, such as ('age', 'hours'), not {pair!r}")
         for name in pair:
             if name not in names:

@@ -28,6 +28,7 @@ from tacit.linear_model import releases
 from tacit.linear_model.moments import clipped_sum, to_grid
 from tacit.linear_model.rows import Rows
 from tacit.linear_model.sensitivity import Shape
+from tacit.linear_model.solve import Eigen
 
 Floats = npt.NDArray[np.float64]
 #: Residuals, rows x outputs, from scores and targets.
@@ -93,7 +94,7 @@ class DescentBudget:
 @dataclasses.dataclass(frozen=True, eq=False)
 class Start:
     """What is known before the steps, from released values: the Gram matrix with noise ``scale`` on its diagonal, the
-    number of rows, the coefficients and their covariance.
+    number of rows, the coefficients and their covariance, and the Gram matrix's eigenvalues and eigenvectors or None.
     """
 
     gram: Floats
@@ -101,6 +102,7 @@ class Start:
     count: float
     theta: Floats
     covariance: Floats
+    eigen: Eigen | None = None
 
 
 def descend(
@@ -148,10 +150,10 @@ def walk(
     where C follows from what was released before.
     """
     scale, size = start.scale, len(start.gram)
-    # In the basis of the Gram matrix's eigenvectors W and that matrix are diagonal: vectors ``w`` and ``f``.
-    vectors, w, f, typical = _whitening(start.gram, scale, start.count, source.shape)
+    # In the basis of its eigenvectors the Gram matrix with the penalty is diagonal, and W is: vectors ``f`` and ``w``.
+    beside = np.zeros(size) if penalty is None else penalty
+    vectors, w, f, typical = _whitening(start, beside / (1.0 if callable(curvature) else curvature), source.shape)
     whitening = (vectors * w) @ vectors.T
-    ridge = None if penalty is None else w[:, None] * ((vectors.T * penalty) @ vectors)
     clip_norm = CLIP * typical
     step_noise = source.shape.clipped_sum(clip_norm, "add-remove") * multiplier
     theta, covariance = start.theta, vectors.T @ start.covariance @ vectors
@@ -160,22 +162,20 @@ def walk(
     rounding = 0.0
     for step in range(STEPS):
         bent = curvature(*_scores(start, theta)) if callable(curvature) else curvature
-        slope = bent * w * f  # of the whitened gradient: G is this diagonal, and the ridge
-        moved = slope[:, None] * covariance + (0.0 if ridge is None else ridge @ covariance)
-        inside = moved * slope + (0.0 if ridge is None else moved @ ridge.T)
+        slope = bent * w * f  # of the whitened gradient
         wrong = (bent * scale) ** 2 / 2  # the Gram matrix is off by E: Cov(E e) = s²/2 (|e|² I + e eᵀ)
-        inside += wrong * np.outer(w, w) * covariance
+        inside = np.outer(slope, slope) + wrong * np.outer(w, w)
+        inside *= covariance
         inside[np.diag_indices(size)] += step_noise**2 + wrong * np.trace(covariance) * w**2
         rounding = rounding or 1e-12 * float(np.diag(inside).max())  # more than an eigenvalue loses in all steps
         inside[np.diag_indices(size)] += rounding
         lower = np.linalg.cholesky(inside)
         gradient = _gradient(kept_rows or _whitened(source, whitening), theta, residual, clip_norm)
         noisy = releases.gaussian_sum(gradient, source.shape.clipped_sum(clip_norm, "add-remove"), multiplier)
-        if penalty is not None:
-            noisy = noisy + whitening @ (penalty[:, None] * theta)
-        theta = theta - vectors @ (moved.T @ cho_solve((lower, True), vectors.T @ noisy))
+        noisy = noisy + whitening @ (beside[:, None] * theta)
+        theta = theta - vectors @ (covariance @ (slope[:, None] * cho_solve((lower, True), vectors.T @ noisy)))
         if step >= warm_up:
-            known = solve_triangular(lower, moved, lower=True)
+            known = solve_triangular(lower, slope[:, None] * covariance, lower=True, overwrite_b=True)
             covariance = covariance - known.T @ known
     covariance = vectors @ covariance @ vectors.T
     return theta, covariance
@@ -212,34 +212,38 @@ def _gram(source: RowSource, budget: DescentBudget, count: int | None) -> tuple[
     return (noisy[1:, 1:] if beside else noisy), max(here, 1.0), scale
 
 
-def _whitening(gram: Floats, scale: float, count: float, shape: Shape) -> tuple[Floats, Floats, Floats, float]:
-    """Eigenvectors of the Gram matrix, eigenvalues of W and its own, floored, and a whitened row's typical length."""
-    values, vectors = np.linalg.eigh(gram)
-    edge = 2 * math.sqrt(len(gram)) * scale / math.sqrt(2)
-    floored = np.maximum(values, max(FLOOR * edge, 1e-9 * float(values.max(initial=0.0)), 1e-9))
+def _whitening(start: Start, penalty: Floats, shape: Shape) -> tuple[Floats, Floats, Floats, float]:
+    """Eigenvectors of the Gram matrix with a penalty on its diagonal, eigenvalues of W and its own, floored, and a
+    whitened row's typical length.
+    """
+    gram = start.gram
+    values, vectors = (start.eigen if not penalty.any() else None) or np.linalg.eigh(gram + np.diag(penalty))
+    edge = 2 * math.sqrt(len(gram)) * start.scale / math.sqrt(2)
+    floored = np.maximum(values, max(FLOOR * edge, 1e-9 * float(np.diag(gram).max(initial=0.0)), 1e-9))
     longest = math.sqrt(shape.norm_squared / float(floored.min()))
-    typical = math.sqrt(float((np.maximum(values, 0.0) / floored).sum()) / count)
+    rows = np.maximum(values - (vectors**2).T @ penalty, 0.0)
+    typical = math.sqrt(float((rows / floored).sum()) / start.count)
     return vectors, 1 / np.sqrt(floored), floored, min(max(typical, 1e-3 * longest), longest)
 
 
 def _whitened(source: RowSource, whitening: Floats) -> Iterator[tuple[Rows, Floats]]:
     """Pieces of the rows, as they are and whitened."""
     for rows in source.batches():
-        yield rows, rows.x @ whitening
+        yield rows, rows.matrix @ whitening
 
 
 def _gradient(pieces: Iterable[tuple[Rows, Floats]], theta: Floats, residual: Residual, clip_norm: float) -> Floats:
     total = np.zeros(theta.shape)
     for rows, whitened in pieces:
         errors = errors_of(rows, theta, residual)
-        vectors = whitened[:, :, None] * errors[:, None, :]
-        total += clipped_sum(vectors.reshape(len(rows), -1), clip_norm).reshape(theta.shape)
+        total += clipped_sum(whitened, clip_norm, errors).reshape(theta.shape)
     return total
 
 
 def errors_of(rows: Rows, theta: Floats, residual: Residual) -> Floats:
     """Residuals, rows x outputs; with weights, times the root that x was scaled by too."""
+    scores = rows.matrix @ theta
     if rows.root is None:
-        return residual(rows.x @ theta, rows.y)
+        return residual(scores, rows.y)
     safe = np.where(rows.root > 0, rows.root, 1.0)
-    return residual((rows.x / safe[:, None]) @ theta, rows.y) * rows.root[:, None]
+    return residual(scores / safe[:, None], rows.y) * rows.root[:, None]

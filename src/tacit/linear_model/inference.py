@@ -29,8 +29,8 @@ Floats = npt.NDArray[np.float64]
 #: A direction counts as seen where its eigenvalue is this many times the spectral edge of the noise. There the noise
 #: moves an eigenvalue by about a tenth, so that an inverse is close to normal.
 SEEN = 3.0
-#: The Hessian of a classifier moves with the errors of θ, which so decide what is seen: up to this many times the
-#: threshold, intervals are wider.
+#: What is barely seen may be so by the noise of its own eigenvalue, or by errors of θ that moved a Hessian: up to this
+#: many times the threshold, intervals are wider.
 BARELY = 1.5
 #: A coefficient is refused where more than this part of it lies in directions that the noise hides.
 HIDDEN = 0.1
@@ -49,8 +49,9 @@ FOUND = 2.0
 class Estimate:
     """θ in scaled units without shrinkage, and its uncertainty: ``noise`` of the mechanism, ``sample`` of the rows.
 
-    ``inverse`` maps Aθ to θ (a pseudo-inverse on the directions that are seen). ``hidden`` projects on the directions
-    that are not. ``wider`` stretches the directions that are barely seen, where the errors of θ themselves decide that.
+    ``inverse`` maps Aθ to θ (a pseudo-inverse on the directions that are seen, which ``directions`` span). ``hidden``
+    projects on the directions that are not. ``wider`` stretches the directions that are barely seen, where errors
+    themselves may have decided that.
     """
 
     theta: Floats
@@ -59,6 +60,7 @@ class Estimate:
     noise: Floats
     sample: Floats
     guess: float
+    directions: Floats
     wider: Floats | None = None
     reference: Reference | None = None
 
@@ -77,6 +79,17 @@ class Estimate:
             wider=None if self.wider is None else reference.of(self.wider),
             reference=reference,
         )
+
+    def even(self, middle: Floats, noise: float) -> Floats:
+        """inverse · ``middle`` · inverse: the sample's uncertainty for errors of variance 1 in every row.
+
+        Beside a penalty a direction is seen whose sum of squares ``noise`` hides or made negative: a variance is at
+        least what that may hide.
+        """
+        plain = self.inverse @ middle @ self.inverse.T
+        plain = (plain + plain.T) / 2
+        np.fill_diagonal(plain, np.maximum(np.diag(plain), noise * (self.inverse**2).sum(axis=1)))
+        return np.asarray(plain)
 
     @property
     def covariance(self) -> Floats:
@@ -162,23 +175,20 @@ def estimate(
     ([0.5, 0.0], [False, True])
     """
     size = len(matrix)
-    basis = _complement(open_, size)
     full = matrix if penalty is None else matrix + np.diag(penalty)
-    values, vectors = np.linalg.eigh(basis.T @ full @ basis)
+    values, directions = _beside(full, open_)
     least = max(SEEN * 2 * math.sqrt(len(values)) * matrix_noise, 1e-12 * float(np.abs(values).max(initial=0)))
     seen = values > least
-    directions = basis @ vectors
     inverse = (directions[:, seen] / values[seen]) @ directions[:, seen].T
     hidden = directions[:, ~seen] @ directions[:, ~seen].T
     theta = inverse @ vector
-    wider = None
-    if moved is not None:
-        factors = 1 + 1.5 * np.maximum(BARELY - values[seen] / max(least, 1e-300), 0.0)
-        wider = (directions[:, seen] * factors) @ directions[:, seen].T
+    factors = 1 + 1.5 * np.maximum(BARELY - values[seen] / max(least, 1e-300), 0.0)
+    wider = (directions[:, seen] * factors) @ directions[:, seen].T if (factors > 1).any() else None
     by = theta if moved is None else theta - moved
-    inside = (vector_noise**2 + matrix_noise**2 * (float(by @ by) + _unseen(moved, seen, guess))) * np.eye(size)
-    inside += matrix_noise**2 * np.outer(by, by)
-    return Estimate(theta, inverse, hidden, inverse @ inside @ inverse, np.zeros((size, size)), guess, wider)
+    inside = vector_noise**2 + matrix_noise**2 * (float(by @ by) + _unseen(moved, seen, guess))
+    noise = inside * (directions[:, seen] / values[seen] ** 2) @ directions[:, seen].T
+    noise += matrix_noise**2 * np.outer(inverse @ by, inverse @ by)
+    return Estimate(theta, inverse, hidden, noise, np.zeros((size, size)), guess, directions[:, seen], wider)
 
 
 def _unseen(moved: Floats | None, seen: npt.NDArray[np.bool_], guess: float) -> float:
@@ -186,27 +196,31 @@ def _unseen(moved: Floats | None, seen: npt.NDArray[np.bool_], guess: float) -> 
     return 0.0 if seen.all() or moved is not None else guess**2
 
 
-def _complement(directions: Floats, size: int) -> Floats:
-    """An orthonormal basis of what is orthogonal to ``directions``, one a column."""
-    if not len(directions):
-        return np.eye(size)
-    found, _, _ = np.linalg.svd(directions.T, full_matrices=True)
-    return np.asarray(found[:, len(directions) :])
+def _beside(matrix: Floats, open_: Floats) -> tuple[Floats, Floats]:
+    """Eigenvalues and eigenvectors (columns) of a matrix on what is orthogonal to ``open_``.
+
+    The matrix is projected there, and the other directions are made those of its lowest eigenvalue.
+    """
+    basis, _ = np.linalg.qr(open_.T)
+    across = matrix @ basis
+    lowest = 2 * float(np.abs(matrix).sum(axis=0).max()) + 1.0
+    within = basis.T @ across - lowest * np.eye(len(open_))
+    inside = matrix - across @ basis.T - basis @ across.T + basis @ within @ basis.T
+    values, vectors = np.linalg.eigh(inside)
+    return values[len(open_) :], vectors[:, len(open_) :]
 
 
-def with_sample(found: Estimate, middle: Floats, ratios: Floats) -> Estimate:
-    """Add the sample's uncertainty: inverse · ``middle`` · inverse, times ``ratios`` for each coefficient."""
-    plain = found.inverse @ middle @ found.inverse.T
+def with_sample(found: Estimate, plain: Floats, ratios: Floats) -> Estimate:
+    """Add the sample's uncertainty: what :meth:`Estimate.even` gives, times ``ratios`` for each coefficient."""
     root = np.sqrt(ratios)
-    return dataclasses.replace(found, sample=(plain + plain.T) / 2 * np.outer(root, root))
+    return dataclasses.replace(found, sample=plain * np.outer(root, root))
 
 
-def widest(found: Estimate, middle: Floats, squares: float, shape: Shape, features: Features) -> Floats:
+def widest(found: Estimate, plain: Floats, squares: float, shape: Shape, features: Features) -> Floats:
     """Ratios for :func:`with_sample` that hold for errors of any shape: Σ r²(aᵀx)² is at most Σ r² · max (aᵀx)².
 
     ``squares`` is Σ r² or more; the maximum is over every row that the bounds allow.
     """
-    plain = forms(found.inverse, middle)
     start = int(shape.intercept)
     inside = np.abs(found.inverse)
     masks = features.block_masks()
@@ -216,7 +230,7 @@ def widest(found: Estimate, middle: Floats, squares: float, shape: Shape, featur
         single &= mask == 0
         most = most + np.where(mask > 0, inside[:, start:], 0.0).max(axis=1)
     most = most + inside[:, start:][:, single].sum(axis=1)
-    return np.asarray(np.maximum(squares * most**2 / np.maximum(plain, 1e-300), 1.0))
+    return np.asarray(np.maximum(squares * most**2 / np.maximum(np.diag(plain), 1e-300), 1.0))
 
 
 def score_sums(
@@ -224,7 +238,7 @@ def score_sums(
     residual: Residual,
     theta: Floats,
     found: Estimate,
-    middle: Floats,
+    plain: Floats,
     spread: float,
     count: float,
     multiplier: float,
@@ -239,8 +253,7 @@ def score_sums(
     sum of vectors without negative entries, of length C at most: sensitivity C for adding a row, √2·C for replacing.
     """
     size = len(theta)
-    plain = np.maximum(forms(found.inverse, middle), 1e-300)
-    scale = found.inverse / np.sqrt(plain)[:, None] * math.sqrt(count)
+    scale = found.inverse / np.sqrt(np.maximum(np.diag(plain), 1e-300))[:, None] * math.sqrt(count)
     typical = max(spread, 1e-9)
     lowest = (
         QUIET * count * math.sqrt(PARTS[0]) / (source.shape.clipped_sum(math.sqrt(size), "add-remove") * multiplier)
@@ -248,7 +261,7 @@ def score_sums(
     limits = [level * max(lowest, LEAST) * typical * math.sqrt(size) for level in LEVELS]
     totals = np.zeros((len(LEVELS), size))
     for rows in source.batches():
-        scores = ((rows.x @ scale.T) * errors_of(rows, theta[:, None], residual)) ** 2
+        scores = ((rows.matrix @ scale.T) * errors_of(rows, theta[:, None], residual)) ** 2
         for total, limit in zip(totals, limits, strict=True):
             total += clipped_sum(scores, limit)
     noisy, noises = np.zeros_like(totals), np.zeros((len(LEVELS), 1))

@@ -6,6 +6,7 @@ import warnings
 
 import numpy as np
 import numpy.typing as npt
+from scipy import sparse
 from scipy.stats import norm
 from sklearn.utils.validation import check_is_fitted
 
@@ -25,13 +26,13 @@ class WithIntervals:
     def _keep_intervals(self, matrix: Floats, found: Estimate | None, why: str, shift: Floats) -> None:
         """Store centre and covariance in the table's units; ``matrix`` takes scaled θ there (the constant first)."""
         self._why = why
-        size = len(matrix)
+        size, table = len(matrix), sparse.csr_array(matrix)
         if found is None:
             self.covariance_ = np.full((size, size), np.nan)
             self._centre = np.full(size, np.nan)
             return
         self._centre = matrix @ found.theta + shift
-        spread = matrix @ found.covariance @ matrix.T
+        spread = table @ found.covariance @ table.T
         refused = found.refused(matrix)
         spread[refused] = np.nan
         spread[:, refused] = np.nan

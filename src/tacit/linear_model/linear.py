@@ -37,6 +37,8 @@ FIRST_SHARE, SCORE_SHARE = 0.4, 0.05
 TOLERATED = 0.005
 #: Steps are believed unless second moments contradict them with this confidence.
 CONTRADICTED = 0.999
+#: A coefficient's penalty counts as no more than so many rows: it is 0 by then, and others keep their digits.
+MOST_PENALTY = 1e12
 CLIPS = (
     "gradient descent clips large errors, so its coefficients can be off by more than any interval made of them would "
     "say. Use method='auto' or 'sufficient-statistics'"
@@ -66,15 +68,17 @@ class LinearBase(RegressorMixin, WithIntervals, PrivateEstimator):  # type: igno
         # Predictions are made in scaled units, where rows are clipped as in the fit.
         self._theta, self._middle, self._half_width = theta, task.middle, task.half_width
 
-    def _announce(self, task: Task, known: Known, solution: Solution, after: Floats | None = None) -> None:
+    def _announce(
+        self, task: Task, known: Known, solution: Solution, steps: tuple[Floats, Floats] | None = None
+    ) -> None:
         """Say how far the noise moves predictions, by released values: post-processing, which costs nothing.
 
-        ``solution`` is what was published, or what steps began with that left the covariance ``after``.
+        ``solution`` is what was published, or what ``steps`` began with: the covariances before and after them.
         """
         count, penalty = self._counted(task, known), self._penalty(task)
         spread, doubt = known.spread(count) if self.fit_intercept else (count, count)
         most, longest = min(max(spread, 0.0) + doubt, count), count * task.shape.norm_squared
-        moved = prediction_noise(solution, known.noise, longest=longest, spread=most, penalty=penalty, after=after)
+        moved = prediction_noise(solution, known.noise, longest=longest, spread=most, penalty=penalty, steps=steps)
         self.prediction_noise_ = task.half_width * math.sqrt(moved / count)
         self.r2_noise_ = moved / spread if spread > 2 * doubt else math.nan
 
@@ -130,7 +134,7 @@ class LinearBase(RegressorMixin, WithIntervals, PrivateEstimator):  # type: igno
             penalty=penalty,
         )
 
-    def _estimated(
+    def _widest(
         self,
         task: Task,
         gram: Floats,
@@ -139,12 +143,20 @@ class LinearBase(RegressorMixin, WithIntervals, PrivateEstimator):  # type: igno
         squares: float,
         penalty: Floats | None,
         seen: Estimate | None = None,
-    ) -> Estimate:
-        """Unshrunk coefficients with the widest intervals that errors with ``squares`` in all can ask for."""
+    ) -> tuple[Estimate, Floats, Floats]:
+        """Unshrunk coefficients, and what :func:`inference.with_sample` takes for the widest intervals that errors with
+        ``squares`` in all can ask for.
+        """
         found = seen or self._seen(task, gram, vector, noise, penalty)
         found = found.referred(inference.reference(task.features, task.width, np.diag(gram)))
-        ratios = inference.widest(found, gram, squares, task.shape, task.features)
-        return inference.with_sample(found, gram, ratios)
+        plain = found.even(gram, noise.matrix)
+        return found, plain, inference.widest(found, plain, squares, task.shape, task.features)
+
+    def _estimated(
+        self, task: Task, gram: Floats, vector: Floats, noise: Noise, squares: float, penalty: Floats | None
+    ) -> Estimate:
+        """Unshrunk coefficients with the widest intervals."""
+        return inference.with_sample(*self._widest(task, gram, vector, noise, squares, penalty))
 
     def _most(self, task: Task, gram: Floats) -> float:
         """The largest Σ r² of least squares where nothing was paid for it: |y| is at most 1, and r = y for θ = 0."""
@@ -307,7 +319,8 @@ class LinearRegression(LinearBase):
                 penalty=self._penalty(task),
             )
         self._publish(task, theta[:, 0], None, CLIPS)
-        self._announce(task, *_before(start, self._penalty(task)), after)
+        known, solution = _before(start, self._penalty(task))
+        self._announce(task, known, solution, (noise_covariance(solution, known.noise), after))
         self.privacy_ = self._guarantee(task, mechanism, "whitened DP gradient descent", charge)
 
     def _statistics(self, task: Task) -> None:
@@ -359,7 +372,7 @@ class LinearRegression(LinearBase):
             exact = releases.moments(task.source, target=True)
             known = sums.release(exact, releases.share(noise, FIRST_SHARE, shift))
             solution = first = self._solution(known, penalty)
-            after = seen = None
+            steps = seen = None
             if self._precise(task, known, first, FIRST_SHARE / (FIRST_SHARE + rest)):
                 more = sums.release(exact, releases.share(noise, rest, shift))
                 known = known.mixed(more, rest / (FIRST_SHARE + rest))
@@ -367,16 +380,22 @@ class LinearRegression(LinearBase):
                 theta = solution.theta
             else:
                 multiplier = releases.share(noise, rest / STEPS, 2.0 if replaced else 1.0)
-                theta, after, seen = self._stepped(task, known, first, multiplier, penalty)
+                theta, steps, seen = self._stepped(task, known, first, multiplier, penalty)
             found = self._intervals(task, known, theta, releases.share(noise, SCORE_SHARE, shift), seen)
         self._publish(task, theta, found)
-        self._announce(task, known, solution, after)
+        self._announce(task, known, solution, steps)
         self.privacy_ = self._guarantee(task, mechanism, "second moments, then more of them or gradient steps", charge)
 
     def _solution(self, known: Known, penalty: Floats | None) -> Solution:
         """The shrunk solution, for predictions."""
         return solve(
-            known.gram, known.vector, known.noise, guess=self.coef_norm, intercept=self.fit_intercept, penalty=penalty
+            known.gram,
+            known.vector,
+            known.noise,
+            guess=self.coef_norm,
+            intercept=self.fit_intercept,
+            penalty=penalty,
+            eigen=known.eigen,
         )
 
     def _precise(self, task: Task, known: Known, solution: Solution, part: float) -> bool:
@@ -385,7 +404,7 @@ class LinearRegression(LinearBase):
         What is expected is that of coefficients as large as guessed, not of those that were found: a choice by whether
         this b̂ looks like noise would leave the larger noise to one side, and intervals there would not cover.
         """
-        values, theta = np.linalg.eigvalsh(solution.matrix), solution.theta
+        values, theta = solution.values, solution.theta
         size = max(self.coef_norm**2, float(theta @ theta))
         inside = known.noise.vector**2 + known.noise.matrix**2 * size
         hidden = inside * len(theta) / self.coef_norm**2
@@ -394,9 +413,9 @@ class LinearRegression(LinearBase):
 
     def _stepped(
         self, task: Task, known: Known, first: Solution, multiplier: float, penalty: Floats | None
-    ) -> tuple[Floats, Floats | None, Estimate]:
-        """Gradient steps from the first solution on, with the covariance of their errors, unless second moments
-        contradict where they lead; and what those moments see.
+    ) -> tuple[Floats, tuple[Floats, Floats] | None, Estimate]:
+        """Gradient steps from the first solution on, with the covariances of errors before and after them, unless
+        second moments contradict where they lead; and what those moments see.
         """
         start = Start(
             known.gram,
@@ -404,16 +423,18 @@ class LinearRegression(LinearBase):
             self._counted(task, known),
             first.theta[:, None],
             noise_covariance(first, known.noise),
+            known.eigen,
         )
         found, after = walk(task.source, _residual, start, multiplier, penalty=penalty)
         theta = found[:, 0]
         seen = self._seen(task, known.gram, known.vector, known.noise, penalty)
         apart = seen.theta - (np.eye(len(theta)) - seen.hidden) @ theta
-        values, vectors = np.linalg.eigh(seen.noise)
+        apart = seen.directions.T @ apart
+        values, vectors = np.linalg.eigh(seen.directions.T @ seen.noise @ seen.directions)
         clear = values > len(theta) * np.finfo(np.float64).eps * float(np.abs(values).max(initial=0.0))
         distance = float(((apart @ vectors[:, clear]) ** 2 / values[clear]).sum())
         contradicted = clear.any() and distance > chi2.ppf(CONTRADICTED, int(clear.sum()))
-        return (first.theta, None, seen) if contradicted else (theta, after, seen)
+        return (first.theta, None, seen) if contradicted else (theta, (start.covariance, after), seen)
 
     def _intervals(
         self, task: Task, known: Known, theta: Floats, score: float | None, seen: Estimate | None = None
@@ -422,14 +443,12 @@ class LinearRegression(LinearBase):
         penalty = self._penalty(task)
         count = self._counted(task, known)
         squares = known.squares(theta)
-        found = self._estimated(task, known.gram, known.vector, known.noise, squares, penalty, seen)
+        found, plain, most = self._widest(task, known.gram, known.vector, known.noise, squares, penalty, seen)
         if score is None:
-            return found
+            return inference.with_sample(found, plain, most)
         spread = squares / max(count - task.width, 1.0)
-        middle = spread * known.gram
-        ratios = inference.score_sums(task.source, _residual, theta, found, known.gram, spread, count, score)
-        most = np.diag(found.sample) / np.maximum(inference.forms(found.inverse, middle), 1e-300)  # as bounds allow
-        return inference.with_sample(found, middle, np.minimum(ratios, most))
+        ratios = inference.score_sums(task.source, _residual, theta, found, plain, spread, count, score)
+        return inference.with_sample(found, spread * plain, np.minimum(ratios, most / spread))
 
     def _adassp(self, task: Task) -> None:
         """Wang (2018), with Gaussian noise calibrated exactly and the noise's own spectral edge as the ridge wanted."""
@@ -578,7 +597,7 @@ class Ridge(LinearRegression):
         if not (is_number(self.alpha) and 0 <= self.alpha < math.inf):
             raise ValueError(f"alpha must be a number, 0 or more, not {self.alpha!r}")
         weight = 1.0 if self.max_weight is None else 1.0 / self.max_weight
-        diagonal: Floats = weight * float(self.alpha) / task.features.half_width**2
+        diagonal = np.minimum(weight * float(self.alpha) / task.features.half_width**2, MOST_PENALTY)
         return np.r_[0.0, diagonal] if self.fit_intercept else diagonal
 
 
@@ -586,9 +605,11 @@ def _before(start: Start, penalty: Floats | None) -> tuple[Known, Solution]:
     """What is known before steps where only the Gram matrix was released: a prior of the coefficients."""
     size, beside = len(start.gram), start.scale / math.sqrt(2)
     prior, floor = np.diag(start.covariance), math.sqrt(size) * beside  # half the noise's edge
-    matrix = start.gram + floor * np.eye(size) + (0.0 if penalty is None else np.diag(penalty))
+    matrix = start.gram + floor * np.eye(size)
+    values, vectors = np.linalg.eigh(matrix)
+    matrix = matrix + (0.0 if penalty is None else np.diag(penalty))
     known = Known(start.gram, start.gram @ start.theta[:, 0], start.count, Noise(beside, 0.0), start.count)
-    return known, Solution(start.theta[:, 0], np.zeros((size, size)), matrix, prior, prior)
+    return known, Solution(start.theta[:, 0], np.zeros((size, size)), matrix, prior, prior, values, (values, vectors))
 
 
 def _residual(value: Floats, target: Floats) -> Floats:

@@ -515,10 +515,10 @@ class LogisticRegression(LinearClassifier):
         odds = math.sqrt(float(np.trace(found.noise)) * task.shape.norm_squared / task.width)
         found = found.referred(inference.reference(task.features, task.width, np.diag(noisy)))
         rows = max(count, task.width + 1.0)
-        middle = np.asarray(noisy)
-        ratios = inference.score_sums(source, binary_residual, theta[:, 0], found, middle, 1.0, rows, scores)
+        plain = found.even(np.asarray(noisy), noise.matrix)
+        ratios = inference.score_sums(source, binary_residual, theta[:, 0], found, plain, 1.0, rows, scores)
         # The Hessian is that of noisy coefficients: beyond this, the same noise would choose what is seen.
-        stated = inference.with_sample(found, middle, ratios) if odds <= MOST_ODDS else None
+        stated = inference.with_sample(found, plain, ratios) if odds <= MOST_ODDS else None
         return solution.theta[:, None], stated
 
     def _sgd(self, task: Task) -> None:

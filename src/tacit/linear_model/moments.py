@@ -11,14 +11,18 @@ it.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy import sparse
 
 Floats = npt.NDArray[np.float64]
 
 GRID_BITS = 20
 GRID = 2.0**-GRID_BITS
+#: Numbers that stay in the processor's cache while a sum goes over them several times.
+AT_ONCE = 2**16
 #: Rows whose products add up exactly in binary64: 2^12 · 2^40 = 2^52.
 CHUNK = 4096
 #: More rows than this would not fit the grid of what is released into binary64.
@@ -41,6 +45,11 @@ def to_grid(values: Floats) -> Floats:
     return scaled
 
 
+def dense(matrix: Any) -> Floats:
+    """An array, of a sparse one too."""
+    return np.asarray(matrix.toarray() if sparse.issparse(matrix) else matrix)
+
+
 class Moments:
     """The exact sum of zzᵀ over rows z with entries in [-1, 1], taken in pieces of any size.
 
@@ -57,11 +66,11 @@ class Moments:
         self._pieces = 0
         self._high = np.zeros((width, width), dtype=object)
 
-    def add(self, rows: Floats) -> None:
-        """Take further rows, which must lie on the grid already (:func:`to_grid`)."""
-        for start in range(0, len(rows), CHUNK):
+    def add(self, rows: Any) -> None:
+        """Take further rows, an array or a sparse one, which must lie on the grid already (:func:`to_grid`)."""
+        for start in range(0, rows.shape[0], CHUNK):
             piece = rows[start : start + CHUNK]
-            products = piece.T @ piece
+            products = dense(piece.T @ piece)
             if not np.isfinite(products).all():
                 raise ValueError(
                     "a column has missing values (NaN): declare a public constant for them (fill=), or remove them"
@@ -70,7 +79,7 @@ class Moments:
             self._pieces += 1
             if self._pieces == 1024:  # 2^10 · 2^52: before a 64-bit integer could overflow
                 self._flush()
-        self._count(len(rows))
+        self._count(rows.shape[0])
 
     def merge(self, other: Moments) -> None:
         """Take the sums of other rows."""
@@ -124,8 +133,10 @@ def moments_of(rows: Floats) -> Floats:
     return moments.total()
 
 
-def clipped_sum(vectors: Floats, clip_norm: float) -> Floats:
+def clipped_sum(vectors: Floats, clip_norm: float, by: Floats | None = None) -> Floats:
     """The exact sum of the vectors (one a row), each shortened to L2 norm ``clip_norm`` at most.
+
+    With ``by``, a few numbers for each row, a row's vector is its products with each of them.
 
     The shortened vectors are cut towards zero to a grid of about ``clip_norm``·2^-20, where their sum is exact for up
     to 2^32 rows. Guarantee: no row contributes more than ``clip_norm``·(1 + 2^-40); see :data:`SLACK`.
@@ -134,9 +145,12 @@ def clipped_sum(vectors: Floats, clip_norm: float) -> Floats:
     [0.6, 1.3]
     """
     grid = math.ldexp(1.0, math.frexp(clip_norm)[1] - 1 - GRID_BITS)
-    total = np.zeros(vectors.shape[1])
-    for start in range(0, len(vectors), 4 * CHUNK):
-        piece = vectors[start : start + 4 * CHUNK]
+    width = vectors.shape[1] * (1 if by is None else by.shape[1])
+    total, step = np.zeros(width), max(1, AT_ONCE // max(width, 1))
+    for start in range(0, len(vectors), step):
+        piece = vectors[start : start + step]
+        if by is not None:
+            piece = (piece[:, :, None] * by[start : start + step, None, :]).reshape(len(piece), -1)
         norms = np.sqrt(np.einsum("ij,ij->i", piece, piece))
         factors = np.minimum(1.0, clip_norm / np.maximum(norms, clip_norm)) / grid
         total += np.trunc(piece * factors[:, None]).sum(axis=0)

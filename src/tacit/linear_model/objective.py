@@ -13,14 +13,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy import sparse
 from scipy.special import expit, log_ndtr, logsumexp
 
 from tacit import accounting as acc
 from tacit.linear_model.descent import RowSource
-from tacit.linear_model.moments import Moments, to_grid
+from tacit.linear_model.moments import Moments, dense, to_grid
 from tacit.linear_model.rows import Rows
 from tacit.noise import add_gaussian, add_laplace
 
@@ -293,7 +295,7 @@ def logistic(rows: Rows, theta: Floats) -> tuple[float, Floats, Floats]:
     value = float((weight * (np.logaddexp(0.0, score) - y * score)).sum())
     probability = expit(score)
     gradient = x.T @ (weight * (probability - y))
-    hessian = (x * (weight * probability * (1 - probability))[:, None]).T @ x
+    hessian = dense((x * (weight * probability * (1 - probability))[:, None]).T @ x)
     return value, gradient[:, None], hessian
 
 
@@ -310,7 +312,7 @@ def softmax(rows: Rows, theta: Floats) -> tuple[float, Floats, Floats]:
     hessian = np.zeros((len(theta), classes, len(theta), classes))
     for j in range(classes):
         for k in range(j, classes):
-            block = (x * (weight * p[:, j] * ((j == k) - p[:, k]))[:, None]).T @ x
+            block = dense((x * (weight * p[:, j] * ((j == k) - p[:, k]))[:, None]).T @ x)
             hessian[:, j, :, k] = block
             hessian[:, k, :, j] = block
     return value, gradient, hessian.reshape(theta.size, theta.size)
@@ -325,16 +327,20 @@ def curvature(source: RowSource, theta: Floats) -> Floats:
     for rows in source.batches():
         x, _ = _plain(rows)
         probability = expit(x @ theta[:, 0])
-        total.add(to_grid(rows.x * (2 * np.sqrt(probability * (1 - probability)))[:, None]))
+        scaled = rows.matrix * (2 * np.sqrt(probability * (1 - probability)))[:, None]
+        if sparse.issparse(scaled):
+            scaled = scaled.tocsr()
+            scaled.data = to_grid(scaled.data)
+        total.add(scaled if sparse.issparse(scaled) else to_grid(scaled))
     return total.total()
 
 
-def _plain(rows: Rows) -> tuple[Floats, Floats]:
+def _plain(rows: Rows) -> tuple[Any, Floats]:
     """Rows before they were scaled by the root of their weights, and the weights."""
     if rows.root is None:
-        return rows.x, np.ones(len(rows))
+        return rows.matrix, np.ones(len(rows))
     safe = np.where(rows.root > 0, rows.root, 1.0)
-    return rows.x / safe[:, None], rows.root**2
+    return rows.matrix * (1 / safe)[:, None], rows.root**2
 
 
 def _power(value: float) -> float:

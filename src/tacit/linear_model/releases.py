@@ -37,7 +37,7 @@ def moments_of(batches: Iterable[Rows], width: int, *, target: bool = False) -> 
     """The same for pieces of a table."""
     total = Moments(width)
     for rows in batches:
-        total.add(rows.with_target() if target else rows.x)
+        total.add(rows.with_target() if target else rows.matrix)
     return total.total()
 
 

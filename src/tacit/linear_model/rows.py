@@ -7,11 +7,13 @@ them for each person by itself, whatever the rows say. So sensitivities stated f
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy import sparse
 
 from tacit.accounting.base import is_number, owner_numbers
 from tacit.linear_model.bounds import Features
@@ -23,6 +25,8 @@ Floats = npt.NDArray[np.float64]
 
 #: Rows at a time: 8192 rows of 20 columns are 1.3 MB.
 PIECE = 8192
+#: Where the shape of a row says that at most one entry in so many is not zero, only those are multiplied.
+THIN = 8
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,6 +50,11 @@ class Rows:
         """How many coefficients there are."""
         return int(self.x.shape[1])
 
+    @functools.cached_property
+    def matrix(self) -> Any:
+        """x as it is multiplied: a sparse matrix where one-hot columns are most of it, which public facts decide."""
+        return sparse.csr_array(self.x) if THIN * self.shape.size < self.width else self.x
+
     def batches(self) -> Iterator[Rows]:
         """The same rows in pieces that stay in the processor's cache."""
         for start in range(0, len(self.x), PIECE):
@@ -53,9 +62,11 @@ class Rows:
             root = None if self.root is None else self.root[part]
             yield dataclasses.replace(self, x=self.x[part], y=self.y[part], root=root)
 
-    def with_target(self) -> Floats:
+    def with_target(self) -> Any:
         """z = (x, y) for the second moments."""
         y = self.y if self.root is None else to_grid(self.y * self.root)
+        if sparse.issparse(self.matrix):
+            return sparse.hstack([self.matrix, sparse.csr_array(y[:, None])], format="csr")
         return np.column_stack([self.x, y])
 
 

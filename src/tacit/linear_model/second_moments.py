@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from tacit.linear_model import releases
 from tacit.linear_model.sensitivity import Shape
-from tacit.linear_model.solve import Noise
+from tacit.linear_model.solve import Eigen, Noise
 
 Floats = npt.NDArray[np.float64]
 
@@ -24,6 +25,12 @@ class Known:
     square: float
     noise: Noise
     square_noise: float
+
+    @functools.cached_property
+    def eigen(self) -> Eigen:
+        """Eigenvalues and eigenvectors of the noisy Σxxᵀ."""
+        values, vectors = np.linalg.eigh(self.gram)
+        return values, vectors
 
     def mixed(self, other: Known, part: float) -> Known:
         """The mean of two releases of the same sums, ``part`` of it ``other``'s: less noise than either."""

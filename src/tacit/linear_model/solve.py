@@ -16,6 +16,8 @@ import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
 Floats = npt.NDArray[np.float64]
+#: Eigenvalues, and eigenvectors as columns.
+Eigen = tuple[Floats, Floats]
 
 #: A prior is plausible if it makes b̂ less likely than the best one by a factor of at most e to this power.
 LESS_LIKELY = 2.0
@@ -28,7 +30,8 @@ REPAIRS = ("shrink", "ridge", "trim", "ridge+trim", "positive", "none")
 class Solution:
     """θ = ``solver`` · b̂, with the matrix that was used for A and the prior variances of θ.
 
-    ``plausible`` are the largest prior variances that b̂ does not speak against; ``ridge`` is what was added to A.
+    ``plausible`` are the largest prior variances that b̂ does not speak against. ``values`` are the eigenvalues of the
+    matrix, ``sums`` those of the repaired Â alone, without what was added to it, and its eigenvectors.
     """
 
     theta: Floats
@@ -36,7 +39,8 @@ class Solution:
     matrix: Floats
     prior: Floats
     plausible: Floats
-    ridge: float = 0.0
+    values: Floats
+    sums: Eigen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,12 +63,13 @@ def solve(
     ridge: float = 0.0,
     floor: float = 0.0,
     moved: float | None = None,
+    eigen: Eigen | None = None,
 ) -> Solution:
     """Minimise θᵀÂθ - 2b̂ᵀθ (+ a ridge ``penalty``), after repairing Â.
 
     ``guess`` is the public guess of |θ|; with ``intercept`` the first entry, which also takes up where the columns are
     centred, may be twice as large as the others. ``floor`` is the least eigenvalue under ``"positive"``;
-    ``moved`` is the length of what the noise of Â acts on where it is not θ itself.
+    ``moved`` is the length of what the noise of Â acts on where it is not θ itself; ``eigen`` are Â's where known.
 
     >>> solve(np.eye(2) * 100, np.array([50.0, 0.0]), Noise(1.0, 1.0)).theta.round(2).tolist()
     [0.5, 0.0]
@@ -76,7 +81,7 @@ def solve(
     if intercept:
         prior[0] *= 4
     edge = 2 * math.sqrt(size) * noise.matrix
-    values, vectors = np.linalg.eigh(matrix)
+    values, vectors = eigen or np.linalg.eigh(matrix)
     tiny = 1e-12 * max(float(np.abs(values).max(initial=0.0)), 1e-300)
     if repair == "ridge+trim":
         values = np.maximum(values + edge, edge)
@@ -88,20 +93,31 @@ def solve(
         values = np.maximum(values, max(floor, tiny))
     elif repair == "shrink":
         values = np.maximum(values, max(edge / 2, tiny))
-    values = values + ridge
-    repaired = (vectors * values) @ vectors.T
-    full = repaired if penalty is None else repaired + np.diag(penalty)
+    sums, values = (values, vectors), values + ridge
+    full = (vectors * values) @ vectors.T
+    if penalty is not None:
+        full = full + np.diag(penalty)
+        values, vectors = np.linalg.eigh(full)
     plausible = prior
     if repair == "shrink":
-        if penalty is not None:
-            values, vectors = np.linalg.eigh(full)
         prior, plausible, variance = _evident(values, vectors, vector, noise, prior, int(intercept), moved)
-        solver = np.linalg.solve(full @ full + variance * np.diag(1 / prior), full)
+        solver = _shrinking(values, vectors, variance, prior)
     else:
-        solver = np.linalg.pinv(full, hermitian=True)
+        solver = (vectors / np.where(np.abs(values) > 1e-15 * np.abs(values).max(), values, np.inf)) @ vectors.T
     if intercept:
         plausible = np.r_[max(float(plausible[0]), 1.0), plausible[1:]]  # a target is at most 1
-    return Solution(solver @ vector, solver, full, prior, plausible, ridge)
+    return Solution(solver @ vector, solver, full, prior, plausible, values, sums)
+
+
+def _shrinking(values: Floats, vectors: Floats, variance: float, prior: Floats) -> Floats:
+    """(Â² + σ² P⁻¹)⁻¹ Â for a diagonal P with one variance but for the constant's: that has a term of rank one."""
+    inside = values**2 + variance / prior[-1]
+    solver = (vectors * (values / inside)) @ vectors.T
+    beside = variance * (1 / prior[0] - 1 / prior[-1])
+    if beside:
+        one, other = vectors @ (vectors[0] / inside), vectors @ (vectors[0] * values / inside)
+        solver -= beside / (1 + beside * one[0]) * np.outer(one, other)
+    return np.asarray(solver)
 
 
 def _evident(
@@ -144,10 +160,10 @@ def noise_covariance(solution: Solution, noise: Noise) -> Floats:
 
 def _added(solution: Solution, noise: Noise) -> Floats:
     """The covariance that the noise itself brings into θ."""
-    theta, size = solution.theta, len(solution.theta)
-    inside = noise.vector**2 * np.eye(size)
-    inside = inside + noise.matrix**2 * (theta @ theta * np.eye(size) + np.outer(theta, theta))
-    return np.asarray(solution.solver @ inside @ solution.solver.T)
+    theta = solution.theta
+    moved = noise.matrix * (solution.solver @ theta)
+    inside = noise.vector**2 + noise.matrix**2 * float(theta @ theta)
+    return np.asarray(inside * (solution.solver @ solution.solver.T) + np.outer(moved, moved))
 
 
 def prediction_noise(
@@ -157,13 +173,13 @@ def prediction_noise(
     longest: float,
     spread: float,
     penalty: Floats | None = None,
-    after: Floats | None = None,
+    steps: tuple[Floats, Floats] | None = None,
 ) -> float:
     """The sum of squares over the rows of what the noise of a fit moves predictions, from released values alone.
 
     It is what the noise adds, and what it hides: hidden coefficients are taken for as long as plausible, but for no
     more than ``spread``, the sum of squares of the target about its mean. The second moments of the rows have at most
-    the trace ``longest``. ``after`` is the covariance after steps.
+    the trace ``longest``. ``steps`` are the covariances before and after steps.
 
     >>> seen = solve(np.diag([400.0, 400.0]), np.array([200.0, 0.0]), Noise(0.0, 10.0))
     >>> round(prediction_noise(seen, Noise(0.0, 10.0), longest=800.0, spread=100.0), 2)
@@ -171,19 +187,21 @@ def prediction_noise(
     """
     size = len(solution.theta)
     ridge = np.zeros(size) if penalty is None else penalty
-    values, vectors = np.linalg.eigh(solution.matrix - np.diag(ridge + solution.ridge))
+    values, vectors = solution.sums
     # Sums of squares are not below zero, and the noise hides those below its own size.
     values = np.maximum(values, max(noise.matrix, noise.vector))
     most = longest + 3 * math.sqrt(2 * size) * noise.matrix  # three standard deviations of a trace's noise
     values *= min(1.0, most / max(float(values.sum()), 1e-300))
     root = (vectors * np.sqrt(values)).T
-    left = np.eye(size) - solution.solver @ (root.T @ root + np.diag(ridge))
-    added, factor = _added(solution, noise), 1.0
-    if after is not None:  # of a Kalman filter: what is left of an error is (covariance after)·(covariance before)⁻¹
-        before = noise_covariance(solution, noise)
+    sums = root.T @ root
+    left = np.eye(size) - solution.solver @ (sums + np.diag(ridge))
+    if steps is None:
+        added, factor = _added(solution, noise), 1.0
+    else:  # of a Kalman filter: what is left of an error is (covariance after)·(covariance before)⁻¹
+        before, after = steps[0].copy(), steps[1]
         before[np.diag_indices(size)] += 1e-12 * float(np.trace(before))  # more than rounding takes away
         kept = cho_solve(cho_factor(before, overwrite_a=True), after).T
         believed = kept @ (np.eye(size) - solution.solver @ solution.matrix)
         added, factor, left = after - (believed * solution.prior) @ believed.T, CLIPPED, kept @ left
     lost = float(((root @ left) ** 2).sum(axis=0) @ solution.plausible)
-    return factor * max(float(((root @ added) * root).sum()), 0.0) + min(lost, spread)
+    return factor * max(float((sums * added).sum()), 0.0) + min(lost, spread)

@@ -201,7 +201,7 @@ class Stream:
         moments = Moments(self.width + target)
         for start in range(0, frame.height, PIECE):
             rows = self._encode(frame.slice(start, PIECE), target=target)
-            moments.add(rows.x)
+            moments.add(rows.matrix)
         return moments
 
     def _frames(self) -> Iterator[Any]:

@@ -313,7 +313,7 @@ def predict(model: Path, data: Path) -> Iterator[dict[str, Any]]:
     schema = fitted.features_.schema
     if schema is None:
         raise SettingsError(f"{file} was fitted without a schema: read it with tacit.linear_model.from_json")
-    table = read_table(data, schema)
+    table = read_table(data, Schema(schema.features, schema.unit))  # whatever stands where the answer will be
     answers = fitted.predict(table).tolist()
     chances = fitted.predict_proba(table).tolist() if hasattr(fitted, "predict_proba") else [()] * len(answers)
     labels = schema.classes
