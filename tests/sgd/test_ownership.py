@@ -320,14 +320,17 @@ def test_an_order_of_the_examples_holds_for_one_pass_only(drawn):
     assert tracker.unsteady == drawn
 
 
-def test_an_order_that_the_data_decide_is_everybodys():
+def test_an_order_that_the_data_decide_is_nobodys_own():
+    """Each row is somebody's (``test_piles.py``), and which stands where is everybody's."""
     x = numbers(6, 5)
     tracker = OwnershipMode()
     tracker.own(x)
     with tracker:
         moved = x[x.sum(1).argsort()]
-    assert bool((tracker.owners(moved) == MIXED).all())
-    assert tracker.mixes[0].operator == "sort"
+        heard = moved + moved.roll(1, 0)
+    assert bool((tracker.owners(moved) > 6).all())
+    assert bool((tracker.owners(heard) == MIXED).all())
+    assert tracker.mixes[0].operator == "roll"
     assert tracker.mixes[0].line.startswith("test_ownership.py:")
 
 

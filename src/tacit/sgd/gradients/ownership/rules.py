@@ -12,14 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.sgd.gradients.ownership.calls import OperatorCall, Owners, Unknown
+from tacit.sgd.gradients.ownership.calls import OperatorCall, Owners, Unknown, words
 from tacit.sgd.gradients.ownership.ids import DTYPE, LAST, MIXED, all_of, together
 
 Rule = Callable[[OperatorCall], Owners]
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
 
 
 def _dims(value: Any, count: int) -> list[int]:
@@ -592,7 +588,7 @@ def recurrent(call: OperatorCall) -> Owners:
 # -- which operator is of which kind -----------------------------------------------------------------------------------
 
 #: These change the shape of a tensor and none of its elements.
-METADATA = _words("transpose_ t_ squeeze_ unsqueeze_ swapaxes_ swapdims_ detach_ requires_grad_ rename_ as_strided_")
+METADATA = words("transpose_ t_ squeeze_ unsqueeze_ swapaxes_ swapdims_ detach_ requires_grad_ rename_ as_strided_")
 
 _KINDS: list[tuple[Rule, str]] = [
     (public, "empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_zeros "
@@ -649,7 +645,7 @@ _KINDS: list[tuple[Rule, str]] = [
     (recurrent, "mkldnn_rnn_layer mkldnn_rnn_layer_backward"),
 ]  # fmt: skip
 #: Owners move as values do.
-_MOVING = _words(
+_MOVING = words(
     "cat stack repeat flip roll constant_pad_nd select_backward slice_backward diag_embed tril triu pixel_shuffle "
     "pixel_unshuffle unfold_backward reflection_pad1d replication_pad1d expand_copy view_copy permute_copy t_copy "
     "transpose_copy squeeze_copy unsqueeze_copy narrow_copy select_scatter slice_scatter diagonal_scatter rot90 "
