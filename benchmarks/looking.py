@@ -8,6 +8,7 @@ plain step, and how often a plan was made after the first two batches.
 from __future__ import annotations
 
 import argparse
+import importlib
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -32,12 +33,13 @@ def _pictures(width: int) -> dict[str, Any]:
     return sizes | {"image_size": SIDE, "patch_size": 8, "projection_dim": width}
 
 
-def built(name: str, width: int, length: int) -> nn.Module:
+def built(name: str, width: int, length: int) -> Any:
     """A model of a family."""
-    import transformers as hf
+    hf: Any = importlib.import_module("transformers")
 
     def masked(kind: str, **more: Any) -> nn.Module:
-        made: nn.Module = getattr(hf, f"{kind}ForMaskedLM")(getattr(hf, f"{kind}Config")(**_texts(width, length), **more))
+        config = getattr(hf, f"{kind}Config")(**_texts(width, length), **more)
+        made: nn.Module = getattr(hf, f"{kind}ForMaskedLM")(config)
         return made
 
     pairs = {"d_model": width, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4}
@@ -115,7 +117,7 @@ def main(argv: list[str] | None = None) -> None:
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
         batches = [batch(name, asked.examples, asked.length) for _ in range(3)]
-        trained = [p for p in model.parameters() if p.requires_grad]
+        trained: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
 
         def plainly(b: Any, m: Any = model, t: list[Tensor] = trained) -> Any:
             return torch.autograd.grad(loss(m, b).sum(), t, allow_unused=True)
