@@ -215,7 +215,7 @@ def of_loss(
             return loss(model, some).double(), [t.shape for t in leaves(some)]
 
     def pick(index: Tensor) -> Any:
-        return pytree.tree_map_only(Tensor, lambda t: t[index.to(t.device)] if t.dim() and len(t) == rows else t, batch)
+        return picked(batch, index, rows)
 
     before = known.detach().double(), [t.shape for t in leaves(batch)]
     tolerance = verify.TOLERANCE[verify.narrowest([p.dtype for p in model.parameters()], known.device)]
@@ -223,6 +223,30 @@ def of_loss(
         for _, _, fine in compared(losses, before, batch, pick, halves(rows), model, tolerance):
             if not fine:
                 raise verify.mixing("the loss function")
+
+
+def picked(batch: Any, index: Tensor, rows: int) -> Any:
+    """The rows of these numbers of whatever has as many rows."""
+    return pytree.tree_map_only(Tensor, lambda t: t[index.to(t.device)] if t.dim() and len(t) == rows else t, batch)
+
+
+def adds_up(value: Callable[[Tensor], Tensor | None], examples: int, tolerance: float) -> bool:
+    """Whether a number for a batch is a sum over its examples: then what replacing some of them adds does not depend
+    on the others.
+
+    ``value`` gives it for the batch of the examples of these numbers; nothing where there is none to compare. There are
+    three examples at least: with two there is nothing to see.
+    """
+    order, own = torch.tensor(verify.a_few(examples, examples)), torch.arange(examples)
+    stay, first = order[: (examples + 1) // 2], order[:1].expand(examples)
+    one, other = first.clone(), own.clone()
+    one[stay], other[stay] = stay, first[stay]
+    found = [value(some) for some in (own, first, one, other)]
+    told = [f.detach().double() for f in found if f is not None]
+    if len(told) < len(found) or not all(bool(f.isfinite()) for f in told):
+        return True
+    size = 1 + max(float(f.abs()) for f in told)
+    return float((told[0] + told[1] - told[2] - told[3]).abs()) <= tolerance * size
 
 
 def compared(
