@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from tacit import accounting as acc
 from tacit.accounting.errors import PrivacyWarning
+from tacit.integrations import lightning
 from tacit.integrations.lightning import PrivateTraining
 from tacit.integrations.trackers import record
 from tacit.ledger.surroundings import SearchRefused
@@ -113,6 +114,7 @@ def test_a_loss_through_which_examples_reach_one_another_is_refused(tmp_path, ho
 
 def test_also_where_it_begins_later_at_one_of_the_random_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "EVERY", 1)
+    monkeypatch.setattr(lightning, "SELDOM", 1)
     with pytest.raises(BatchMixing, match="no sum or mean"):
         fit(tmp_path, module=Together("variance", late=True), max_steps=4)
 
@@ -125,6 +127,7 @@ def test_without_the_comparison_it_would_not_be_seen(tmp_path, monkeypatch):
 def test_a_mean_of_losses_is_fine_and_looking_at_it_leaves_no_trace(tmp_path, monkeypatch):
     """What the module counts and logs, and the draws of dropout, are as without."""
     monkeypatch.setattr(loop, "EVERY", 1)
+    monkeypatch.setattr(lightning, "SELDOM", 1)
     states, look = [], PrivateTraining._look_at_loss
 
     def watched(self, trainer, module, *rest):

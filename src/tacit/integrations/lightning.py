@@ -12,6 +12,7 @@ example.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import os
 import warnings
@@ -59,8 +60,11 @@ except ModuleNotFoundError as error:
 NO_SUM = (
     "training_step gives a loss that is no sum or mean over the examples of the batch: what one of them adds depends "
     "on the others (the variance of outputs, the largest loss, weights by counts, a mean over all tokens, mixed "
-    "inputs), and no per-example bound exists. Compute one loss per example and return their mean. See: tacit explain mixing"
+    "inputs), and no per-example bound exists. Compute one loss per example and return their mean. "
+    "See: tacit explain mixing"
 )
+#: So many probes to one look at the loss, which takes four passes.
+SELDOM = 2
 
 
 class PrivateDDPStrategy(DDPStrategy):  # type: ignore[misc, unused-ignore]
@@ -384,7 +388,8 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
             return
         assert loop is not None
         number = trainer.global_step * trainer.accumulate_grad_batches + batch_idx % trainer.accumulate_grad_batches
-        probed = loop.probes is not None and loop.probes.at(self.run.key.derive("sums"), number) is not None
+        seldom = loop.probes and dataclasses.replace(loop.probes, every=SELDOM * loop.probes.every)
+        probed = seldom is not None and seldom.at(self.run.key.derive("sums"), number) is not None
         if (probed or not self._added_up) and pl_module.automatic_optimization:
             self._added_up = True
             self._look_at_loss(trainer, pl_module, batch, batch_idx, loop)
