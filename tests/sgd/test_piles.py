@@ -294,6 +294,17 @@ def test_rows_that_come_back_are_their_examples_own(name):
         assert name == "dropout" or not any(wrong for _, wrong in moved_by(OWN[name], seed))
 
 
+@pytest.mark.parametrize("name", OWN)
+def test_how_many_rows_a_mask_takes_is_read(name):
+    tracker = OwnershipMode()
+    x = torch.randn(EXAMPLES, TOKENS, WIDTH)
+    tracker.own(x)
+    with tracker:
+        OWN[name](x)
+    assert bool(tracker.reads) == (name in ("places", "a mask", "a loop"))
+    assert not tracker.unsteady
+
+
 @pytest.mark.parametrize("name", MIXING)
 def test_rows_that_meet_their_places_or_one_another_are_of_several(name):
     found = [pair for seed in SEEDS for pair in moved_by(MIXING[name], seed)]

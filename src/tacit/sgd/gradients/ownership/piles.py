@@ -213,6 +213,7 @@ def _masked(call: OperatorCall, mask: Tensor) -> Owners | None:
         return None
     if values is None and tensor.numel() > 1:  # public, and another in every place
         return None
+    call.tracker.read(call.name)  # how many there are is known to Python
     rows = call.tracker.piles.chosen_by(mask, count).rows
     return [rows.view(-1, *[1] * (result.dim() - 1)).expand(result.shape)]
 
