@@ -609,7 +609,7 @@ class Training(Resumable):
                 while_it_runs=while_it_runs,
             )
             before = random_state(self.device, outside=True) if self._probe is not None else {}
-            result = validation.unchanged(Engine.of(self.model), self.parameters).clipped_sums(request)
+            result = Engine.of(self.model).still(self.parameters).clipped_sums(request)
             if self._probe is not None:
                 self._compare(request, result, before)
             if result.sensitivity > bound:

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from tacit.accounting.correlated import INDEPENDENT
 from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import FingerprintMismatch, Ledger
-from tacit.sgd.errors import ClippingError
-from tacit.sgd.gradients.engine import Engine
 from tacit.sgd.gradients.outside import Attributes
 from tacit.sgd.gradients.verify import trainable
 from tacit.sgd.sharding.ranks import DistributedError, Ranks
@@ -54,17 +52,6 @@ def check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
             "with requires_grad_(False), or give it to the optimizer. See: tacit explain unnoised-parameters"
         )
     return parameters
-
-
-def unchanged(engine: Engine, parameters: dict[str, Tensor]) -> Engine:
-    """The engine, if it is for the parameters that the run began with: the optimizer has noise for no others."""
-    same = len(engine.parameters) == len(parameters)
-    if engine.shards is None and not (same and all(engine.parameters.get(n) is p for n, p in parameters.items())):
-        raise ClippingError(
-            "the model has other trainable parameters than when the run began (a module was replaced or added, or "
-            "requires_grad was changed): make the model whole before tacit.sgd.Training"
-        )
-    return engine
 
 
 def check_ranks(ranks: Ranks, shards: ShardedParameters | None, mechanism: str, compile: bool | str) -> None:
