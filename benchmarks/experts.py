@@ -110,9 +110,9 @@ def error(model: nn.Module, ids: Tensor) -> float:
     return max(math.sqrt(off / size), *(abs(a - b) / b for a, b in zip(got.norms.tolist(), norms, strict=True)))
 
 
-def seconds(step: Callable[[Tensor], Any], batches: list[Tensor]) -> float:
+def seconds(step: Callable[[Any], Any], batches: list[Any], *, gpu: bool = False) -> float:
     """The least time of a step, after one for each batch."""
-    gpu, found = batches[0].is_cuda, []
+    found = []
     for k, batch in enumerate([*batches, *batches]):
         if gpu:
             torch.cuda.synchronize()
@@ -141,13 +141,15 @@ def main(argv: list[str] | None = None) -> None:
         batches = [torch.randint(1, WORDS, size, device=asked.device) for _ in range(3)]
         unlike = batches[1][:5].clone()
         unlike[0], unlike[1, 3:] = 5, 7
+        gpu = batches[0].is_cuda
         off = max(error(model, batches[0][:5]), error(model, unlike))
         trained = [p for p in model.parameters() if p.requires_grad]
         plain = seconds(
             lambda b, m=model, t=trained: torch.autograd.grad(loss(m, b).sum(), t, allow_unused=True),  # type: ignore[misc]
             batches,
+            gpu=gpu,
         )
-        private = seconds(lambda b, m=model: sgd.clipped_grad(m, loss, b, clip_norm=1.0), batches)  # type: ignore[misc]
+        private = seconds(lambda b, m=model: sgd.clipped_grad(m, loss, b, clip_norm=1.0), batches, gpu=gpu)  # type: ignore[misc]
         print(f"{name:12} error {off:.1e}  plain {plain * 1e3:6.0f} ms  private {private / plain:5.2f}x", flush=True)
 
 

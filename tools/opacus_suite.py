@@ -38,6 +38,7 @@ GROUPS = (
     ("on purpose", r"AccountingTest::test_(gdp|rdp|prv|get_noise_multiplier)\w*"),
     ("on purpose", r"randomness_test.*(DataLoader|data_seed|_seed)"),
     ("on purpose", r"test_(deterministic_run|equivalent_to_one_batch)"),  # noise comes from a secret key, not a seed
+    ("on purpose", r"test_noise_level.*FlakyFailure"),  # so a hundred draws of a squared norm are not within 15%
     ("on purpose", r"test_(checkpoints|accountant_load_state_dict)"),  # loading adds to what was spent
     ("on purpose", r"test_privacy_engine_zero_grad"),  # a forgotten zero_grad is harmless
     ("on purpose", r"test_(privacy_engine_(no_)?poisson_accumulation|batch_splitter_zero_grad)"),  # priced, not refused
@@ -227,7 +228,7 @@ def _version(checkout: Path) -> str:
     """The commit of a checkout; of an unpacked source release its number."""
     if (checkout / ".git").exists():
         return _commit(checkout)
-    found = re.search(r'"(.+)"', (checkout / "opacus" / "version.py").read_text(encoding="utf-8"))
+    found = re.search(r'__version__ = "(.+)"', (checkout / "opacus" / "version.py").read_text(encoding="utf-8"))
     return f"of release {found[1]}" if found else "unknown"
 
 

@@ -21,9 +21,13 @@ from torch.utils.data import DataLoader
 
 from tacit import accounting as acc
 from tacit.accounting.errors import PrivacyWarning
+from tacit.integrations import lightning
 from tacit.integrations.lightning import PrivateTraining
 from tacit.integrations.trackers import record
 from tacit.ledger.surroundings import SearchRefused
+from tacit.sgd import BatchMixing, ClippingError
+from tacit.sgd.gradients import company
+from tacit.sgd.hooked import loop
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,6 +80,77 @@ def test_a_step_is_the_clipped_sum_of_the_draw(tmp_path, accumulate):
                 w += g * min(1.0, 1.0 / float(norm)) / (24 * accumulate)
     assert found
     assert all(torch.allclose(f, w, atol=1e-5) for f, w in zip(found, wanted, strict=True))
+
+
+class Together(Module):
+    """Reads its batch as a whole, in ``training_step`` and not in a layer."""
+
+    def __init__(self, how, late=False):
+        super().__init__()
+        self.how, self.late, self.seen = how, late, 0
+
+    def training_step(self, batch, index):
+        x, y = batch
+        self.seen += 1
+        how = "" if self.late and self.trainer.global_step < 2 else self.how
+        x = 0.7 * x + 0.3 * x.flip(0) if how == "mixed inputs" else x
+        x = (x - x.mean(0)) / (x.std(0) + 0.1) if how == "standardised" else x
+        scores = self.head(self.body(F.dropout(x, 0.2)))
+        losses = F.cross_entropy(scores, y, reduction="none")
+        self.log("loss", losses.mean())
+        if how == "swapped" and self.trainer.global_step == 2:
+            self.head = torch.nn.Linear(16, 3)
+        if how == "classes":
+            return (losses / torch.bincount(y)[y]).sum()
+        more = {"variance": scores.var(0).sum(), "largest": losses.max()}
+        return {"loss": losses.mean() + more.get(how, 0.0)}
+
+
+@pytest.mark.parametrize("how", ["variance", "largest", "classes", "mixed inputs", "standardised"])
+def test_a_loss_through_which_examples_reach_one_another_is_refused(tmp_path, how):
+    with pytest.raises(BatchMixing, match="no sum or mean over the examples"):
+        fit(tmp_path, module=Together(how), max_steps=2)
+
+
+def test_also_where_it_begins_later_at_one_of_the_random_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "EVERY", 1)
+    monkeypatch.setattr(lightning, "SELDOM", 1)
+    with pytest.raises(BatchMixing, match="no sum or mean"):
+        fit(tmp_path, module=Together("variance", late=True), max_steps=4)
+
+
+def test_without_the_comparison_it_would_not_be_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr(company, "adds_up", lambda *_: True)
+    assert fit(tmp_path, module=Together("variance"), max_steps=2)[0].global_step == 2
+
+
+def test_a_mean_of_losses_is_fine_and_looking_at_it_leaves_no_trace(tmp_path, monkeypatch):
+    """What the module counts and logs, and the draws of dropout, are as without."""
+    monkeypatch.setattr(loop, "EVERY", 1)
+    monkeypatch.setattr(lightning, "SELDOM", 1)
+    states, look = [], PrivateTraining._look_at_loss
+
+    def watched(self, trainer, module, *rest):
+        def state():
+            return torch.get_rng_state(), module.seen, dict(trainer.callback_metrics), module.log
+
+        states.append(state())
+        look(self, trainer, module, *rest)
+        states.append(state())
+
+    monkeypatch.setattr(PrivateTraining, "_look_at_loss", watched)
+    trainer, _, module = fit(tmp_path, module=Together(""), max_steps=3)
+    assert trainer.global_step == module.seen == 3
+    assert len(states) == 6
+    for before, after in zip(states[::2], states[1::2], strict=True):
+        assert torch.equal(before[0], after[0])
+        assert before[1:] == after[1:]
+
+
+def test_a_layer_that_is_swapped_in_the_middle_of_a_run_is_refused(tmp_path):
+    """The optimizer has no noise for it."""
+    with pytest.raises(ClippingError, match="other trainable parameters than when it was made private"):
+        fit(tmp_path, module=Together("swapped"), max_steps=5)
 
 
 def test_a_run_is_resumed_with_its_key_and_its_costs(tmp_path):

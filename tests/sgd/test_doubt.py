@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import types
+import warnings
 
 import pytest
 import torch
@@ -124,12 +125,31 @@ def test_a_model_that_does_not_run_at_other_weights_is_compared_by_its_gradients
     torch.manual_seed(0)
     model, loss, batch = Positive(most), nn.CrossEntropyLoss(reduction="none"), torch.zeros(8, dtype=torch.int64)
     quiet = torch.rand(8, 3)
-    for _ in range(2):
+    told = pytest.warns(UserWarning, match="does not run with its weights moved")
+    with told if most < 1 else contextlib.nullcontext():
+        found = clipped_grad(model, loss, (quiet, batch), clip_norm=1e9).sums["scale"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # said once
         found = clipped_grad(model, loss, (quiet, batch), clip_norm=1e9).sums["scale"]
     wanted = torch.autograd.grad(loss(model(quiet), batch).sum(), model.scale)[0]
     assert torch.allclose(found, wanted, rtol=1e-4)
     with pytest.raises(BatchMixing):
         clipped_grad(model, loss, (quiet + 4 * torch.eye(8, 3), batch), clip_norm=1e9)
+
+
+class Forgetful(Positive):
+    """Has a fault that shows at other weights only."""
+
+    def forward(self, x):
+        if float(self.scale.detach().max()) >= self.most:
+            return self.gone(x)
+        return super().forward(x)
+
+
+def test_a_fault_that_shows_at_other_weights_is_no_request_of_the_model():
+    model, loss = Forgetful(1e-3), nn.CrossEntropyLoss(reduction="none")
+    with pytest.raises(AttributeError, match="gone"):
+        clipped_grad(model, loss, (torch.rand(8, 3), torch.zeros(8, dtype=torch.int64)), clip_norm=1e9)
 
 
 class Refusing(nn.Module):

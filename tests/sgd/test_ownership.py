@@ -77,6 +77,10 @@ OPERATORS = {
         [numbers(12, 2), numbers(12, 3), numbers(12)],
     ),
     "embedding": (F.embedding, [whole(6, 3, 4), numbers(6, 2)]),
+    "one of each row": (
+        lambda a, i, b: (a[torch.arange(3), i], a.index_put((torch.arange(3), i), b), a[:, i, torch.arange(3) % 2]),
+        [numbers(3, 4, 2), whole(4, 3), numbers(3, 2)],
+    ),
     "gather": (lambda a, i: (a.gather(1, i), torch.take_along_dim(a, i, 1)), [numbers(3, 4), whole(4, 3, 2)]),
     "gather rows": (lambda a, i: a.gather(0, i), [numbers(3, 4), whole(3, 2, 4)]),
     "select": (lambda a, i: (a.index_select(0, i), a.index_select(1, i)), [numbers(3, 4), whole(3, 3)]),
@@ -213,6 +217,25 @@ def test_a_rule_that_says_too_little_is_found(monkeypatch):
     assert found == ["gather", "index"]
 
 
+def test_an_index_of_the_data_that_is_taken_for_fixed_is_found(monkeypatch):
+    monkeypatch.setattr(rules, "_free", lambda call, indices: ([], indices))
+    assert too_little("one of each row", ("by chance",), backward=True)
+
+
+def test_which_word_of_each_text_is_read_may_depend_on_the_text():
+    """As classifiers do that read the last word before the padding."""
+
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.head = nn.Embedding(9, 4), nn.Linear(4, 2)
+
+        def forward(self, text: Tensor) -> Tensor:
+            return self.head(self.words(text))[torch.arange(len(text)), (text > 4).int().argmax(1)]
+
+    assert sgd.check(Last(), by_class, (torch.randint(9, (6, 5)), torch.randint(2, (6,)))).certain
+
+
 def test_most_is_known_and_not_merely_safe():
     """Rows stay rows: a tracker that calls everything mixed would pass the tests above."""
     batch = numbers(3, 2, 6, 6).float()
@@ -320,14 +343,17 @@ def test_an_order_of_the_examples_holds_for_one_pass_only(drawn):
     assert tracker.unsteady == drawn
 
 
-def test_an_order_that_the_data_decide_is_everybodys():
+def test_an_order_that_the_data_decide_is_nobodys_own():
+    """Each row is somebody's (``test_piles.py``), and which stands where is everybody's."""
     x = numbers(6, 5)
     tracker = OwnershipMode()
     tracker.own(x)
     with tracker:
         moved = x[x.sum(1).argsort()]
-    assert bool((tracker.owners(moved) == MIXED).all())
-    assert tracker.mixes[0].operator == "sort"
+        heard = moved + moved.roll(1, 0)
+    assert bool((tracker.owners(moved) > 6).all())
+    assert bool((tracker.owners(heard) == MIXED).all())
+    assert tracker.mixes[0].operator == "roll"
     assert tracker.mixes[0].line.startswith("test_ownership.py:")
 
 

@@ -209,3 +209,27 @@ def test_an_honest_run_is_not_stopped(make, monkeypatch):
         )  # fmt: skip
     for batch in training:
         training.step(batch)
+
+
+@pytest.mark.parametrize("change", ["replaced", "added", "frozen"])
+def test_a_model_that_is_another_in_the_middle_of_a_run_is_refused(change):
+    """Its new layer would be updated by nobody, and its old one by noise."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+    data = torch.randn(40, 4), torch.randint(2, (40,))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = {"batch_size": 20, "steps": 4, "noise_multiplier": 1.0, "delta": 1e-5}
+    training = sgd.Training(model, optimizer, torch.nn.CrossEntropyLoss(reduction="none"), data, **settings)
+    batches = iter(training)
+    training.step(next(batches))
+    if change == "replaced":
+        model[2] = torch.nn.Linear(4, 2)
+        optimizer.param_groups[0]["params"][2:] = list(model[2].parameters())
+    elif change == "added":
+        model.append(torch.nn.Linear(2, 2))
+    else:
+        model[2].bias.requires_grad_(False)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(sgd.ClippingError, match="other trainable parameters than when the run began"):
+        training.step(next(batches))
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))

@@ -12,9 +12,11 @@ example.
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import os
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,11 @@ from tacit.ledger.surroundings import SearchRefused
 from tacit.opacus.data_loader import DPDataLoader, batch_size_of
 from tacit.opacus.validators import ModuleValidator
 from tacit.sgd.correlation import Banded
+from tacit.sgd.errors import BatchMixing
+from tacit.sgd.gradients import company, verify
+from tacit.sgd.gradients.company import picked
+from tacit.sgd.gradients.outside import Attributes
+from tacit.sgd.gradients.randomness import remember
 from tacit.sgd.hooked.loop import Loop, warn_about_noise
 
 try:
@@ -48,6 +55,16 @@ except ModuleNotFoundError as error:
         "See: tacit explain missing-extra",
         name=error.name,
     ) from error
+
+
+NO_SUM = (
+    "training_step gives a loss that is no sum or mean over the examples of the batch: what one of them adds depends "
+    "on the others (the variance of outputs, the largest loss, weights by counts, a mean over all tokens, mixed "
+    "inputs), and no per-example bound exists. Compute one loss per example and return their mean. "
+    "See: tacit explain mixing"
+)
+#: So many probes to one look at the loss, which takes four passes.
+SELDOM = 2
 
 
 class PrivateDDPStrategy(DDPStrategy):  # type: ignore[misc, unused-ignore]
@@ -152,6 +169,7 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
         self._plain_log: Any = None
         self._state: dict[str, Any] | None = None
         self._loader: DPDataLoader | None = None
+        self._added_up = False
         if noise_multiplier is not None:
             warn_about_noise(noise_multiplier, level=3)
 
@@ -318,7 +336,7 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
         if run.batches is None or self._loader is None:
             raise RuntimeError("no train loader was found: pass it to fit, or return it from train_dataloader")
         run.leave()
-        state, self._state = self._state, None
+        state, self._state, self._added_up = self._state, None, False
         run.resume(state, trainer.global_step)
         planned = trainer.estimated_stepping_batches
         if not 1 <= planned < float("inf"):
@@ -347,20 +365,72 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Seed dropout from the key and the step.
+        """Seed dropout from the key and the step; with the first batch, and at keyed random ones, look at the loss.
 
         Lightning's checkpoints do not hold the state of torch's generators. A resumed run would draw other masks with
         the same noise, and the difference of the two releases would have no noise at all.
 
         Args:
             trainer: The Lightning trainer.
-            pl_module: Not used.
-            batch: Not used.
+            pl_module: The module that is trained.
+            batch: The batch, or a piece of it.
             batch_idx: The number of the batch in the epoch.
+
+        Raises:
+            BatchMixing: If the loss of ``training_step`` is no sum or mean over the examples of the batch.
         """
         assert self.run.key is not None
         place = f"{trainer.global_step} {batch_idx % trainer.accumulate_grad_batches} {trainer.global_rank}"
         torch.manual_seed(int.from_bytes(self.run.key.derive("masks " + place).reveal()[:8], "big") >> 1)
+        loop = self.run.loop
+        piece = loop.piece() if loop is not None else None
+        if piece is None or not self.batch_first or piece.real < 3 or trainer.world_size > 1:
+            return
+        assert loop is not None
+        number = trainer.global_step * trainer.accumulate_grad_batches + batch_idx % trainer.accumulate_grad_batches
+        seldom = loop.probes and dataclasses.replace(loop.probes, every=SELDOM * loop.probes.every)
+        probed = seldom is not None and seldom.at(self.run.key.derive("sums"), number) is not None
+        if (probed or not self._added_up) and pl_module.automatic_optimization:
+            self._added_up = True
+            self._look_at_loss(trainer, pl_module, batch, batch_idx, loop)
+
+    def _look_at_loss(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, loop: Loop
+    ) -> None:
+        """Refuse a loss through which examples reach one another, which the calls of the model do not show."""
+        piece = loop.piece()
+        assert piece is not None
+        parameters = inspect.signature(pl_module.training_step).parameters
+        rest = {"batch_idx": batch_idx} if "batch_idx" in parameters else {}
+        args = () if rest or len(parameters) < 2 else (batch_idx,)
+        rewind, logged = remember(pl_module.device), pl_module.__dict__.get("log")
+
+        def value(index: torch.Tensor) -> torch.Tensor | None:
+            rewind()
+            state = Attributes(pl_module)
+            try:
+                with trainer.precision_plugin.train_step_context():
+                    out = pl_module.training_step(picked(batch, index, piece.rows), *args, **rest)
+            finally:
+                state.restore()
+            found = out.get("loss") if isinstance(out, Mapping) else out
+            return found if isinstance(found, torch.Tensor) else None
+
+        dtypes = [p.dtype for p in pl_module.parameters()]
+        tolerance = verify.TOLERANCE[verify.narrowest(dtypes, pl_module.device)]
+        if "bf16" in str(trainer.precision):
+            tolerance = verify.TOLERANCE[torch.bfloat16]
+        pl_module.log = lambda *_, **__: None
+        try:
+            with loop.watch.off(), loop.watch.engine.protected_buffers():
+                fine = company.adds_up(value, piece.rows, tolerance)
+        finally:
+            rewind()
+            pl_module.__dict__.pop("log", None)
+            if logged is not None:
+                pl_module.__dict__["log"] = logged
+        if not fine:
+            raise BatchMixing(NO_SUM)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log ε and the other values that may be released.

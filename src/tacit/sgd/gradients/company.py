@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from tacit.sgd.errors import BatchMixing, ClippingError
 from tacit.sgd.gradients import padding, verify
 from tacit.sgd.gradients.batches import leaves, numbers
+from tacit.sgd.gradients.bounds import warn_once
 from tacit.sgd.gradients.randomness import remember
 from tacit.sgd.torch_compat import pytree
 
@@ -46,6 +47,8 @@ RESIZED = (
 )
 #: What a model raises that does not run on rows in another order, or cut to another length.
 REFUSED = (RuntimeError, ValueError, IndexError)
+#: What one raises that asks something of its weights. All else is a fault in it, and is raised.
+UNFIT = (RuntimeError, ValueError, LookupError, ArithmeticError, AssertionError)
 
 
 def in_company(engine: Engine, request: Request, run: Pass, *, anew: bool) -> None:
@@ -84,6 +87,10 @@ def in_company(engine: Engine, request: Request, run: Pass, *, anew: bool) -> No
 
 #: How far weights are moved where examples are compared once more, and what is small next to that.
 AWAY = 1e-2
+UNFITTING = (
+    "the model does not run with its weights moved by a hundredth ({}): in batches that are in doubt, examples are "
+    "compared at the weights that it has, by their gradients"
+)
 #: Where every batch tells whose its rows are, one in so many is compared at other weights, too.
 SELDOM = 16
 #: Where an operation adds a parameter, which then hides nothing.
@@ -107,15 +114,20 @@ def elsewhere_too(engine: Engine, run: Pass) -> bool:
 
 
 def at_other_weights(engine: Engine, compare: Callable[[], None], otherwise: Callable[[], None]) -> None:
-    """Compare with all trained weights moved a little; ``otherwise`` where the model does not run on such weights."""
+    """Compare with all trained weights moved a little; ``otherwise`` where the model does not run on such weights.
+
+    Not where each rank holds pieces of them, as is said beside the guarantee
+    (:data:`~tacit.sgd.training.probes.SPREAD`).
+    """
     if engine.shards is not None:
-        return  # each rank holds pieces of them
+        return
     try:
         with displaced(engine.parameters.values()):
             compare()
     except (ClippingError, torch.OutOfMemoryError):
         raise
-    except Exception:  # noqa: BLE001  # whatever a model raises that asks something of its weights
+    except UNFIT as error:
+        warn_once(UNFITTING.format(type(error).__name__), engine.said, UserWarning)
         otherwise()
 
 
@@ -203,7 +215,7 @@ def of_loss(
             return loss(model, some).double(), [t.shape for t in leaves(some)]
 
     def pick(index: Tensor) -> Any:
-        return pytree.tree_map_only(Tensor, lambda t: t[index.to(t.device)] if t.dim() and len(t) == rows else t, batch)
+        return picked(batch, index, rows)
 
     before = known.detach().double(), [t.shape for t in leaves(batch)]
     tolerance = verify.TOLERANCE[verify.narrowest([p.dtype for p in model.parameters()], known.device)]
@@ -211,6 +223,30 @@ def of_loss(
         for _, _, fine in compared(losses, before, batch, pick, halves(rows), model, tolerance):
             if not fine:
                 raise verify.mixing("the loss function")
+
+
+def picked(batch: Any, index: Tensor, rows: int) -> Any:
+    """The rows of these numbers of whatever has as many rows."""
+    return pytree.tree_map_only(Tensor, lambda t: t[index.to(t.device)] if t.dim() and len(t) == rows else t, batch)
+
+
+def adds_up(value: Callable[[Tensor], Tensor | None], examples: int, tolerance: float) -> bool:
+    """Whether a number for a batch is a sum over its examples: then what replacing some of them adds does not depend
+    on the others.
+
+    ``value`` gives it for the batch of the examples of these numbers; nothing where there is none to compare. There are
+    three examples at least: with two there is nothing to see.
+    """
+    order, own = torch.tensor(verify.a_few(examples, examples)), torch.arange(examples)
+    stay, first = order[: (examples + 1) // 2], order[:1].expand(examples)
+    one, other = first.clone(), own.clone()
+    one[stay], other[stay] = stay, first[stay]
+    found = [value(some) for some in (own, first, one, other)]
+    told = [f.detach().double() for f in found if f is not None]
+    if len(told) < len(found) or not all(bool(f.isfinite()) for f in told):
+        return True
+    size = 1 + max(float(f.abs()) for f in told)
+    return float((told[0] + told[1] - told[2] - told[3]).abs()) <= tolerance * size
 
 
 def compared(

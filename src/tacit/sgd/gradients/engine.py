@@ -203,6 +203,16 @@ class Engine:
         self._criterion: tuple[Any, bool] | None = None
         self._unsettled: Callable[[], None] | None = None
 
+    def still(self, parameters: dict[str, Tensor]) -> Engine:
+        """This engine, if it is for the parameters that a run began with: an optimizer has noise for no others."""
+        same = len(self.parameters) == len(parameters)
+        if self.shards is None and not (same and all(self.parameters.get(n) is p for n, p in parameters.items())):
+            raise ClippingError(
+                "the model has other trainable parameters than when the run began (a module was replaced or added, or "
+                "requires_grad was changed): make the model whole before tacit.sgd.Training"
+            )
+        return self
+
     @property
     def model(self) -> nn.Module:
         model = self._model()

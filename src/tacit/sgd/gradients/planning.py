@@ -24,7 +24,7 @@ from torch import Tensor
 from tacit.sgd.errors import SLOWLY, BatchMixing, ClippingError, UncoveredUse
 from tacit.sgd.gradients import company, frames, rows, verify
 from tacit.sgd.gradients.bounds import Gradients
-from tacit.sgd.gradients.capture import BEHIND, BY_SIZE, WRITTEN, Use
+from tacit.sgd.gradients.capture import BEHIND, BY_SIZE, UNSEEN, WRITTEN, Use
 from tacit.sgd.gradients.contributions import Contributions, Group, Layout, NotCovered, wide
 from tacit.sgd.gradients.frames import Frame, chain_key, chain_tensors
 from tacit.sgd.gradients.outside import moving_rows, outline
@@ -123,8 +123,11 @@ class PassPlan:
             engine.strained.add(where)
 
     def dispels(self, run: Pass) -> bool:
-        """Whether a pass was doubted for what was shown not to be so; it is not from here on."""
-        if run.doubt != BY_SIZE or not self.certain(run):
+        """Whether a pass was doubted for what was shown not to be so; it is not from here on.
+
+        A pass that was shown to be certain reads public values only, by whatever code.
+        """
+        if run.doubt not in (BY_SIZE, UNSEEN) or not self.certain(run):
             return False
         run.doubt = ""
         return True
@@ -345,7 +348,7 @@ def _made_and_checked(
         else:
             verify.repeated(known[0], known[-1], tolerance)
         plan.remember(engine, engine.context_of(request))
-    if moving and engine.shards is None and not (plan.proof is not None and plan.proof.steady):
+    if moving and engine.shards is None and (plan.proof is None or plan.proof.by_row or not plan.proof.steady):
         # In another batch the data may put examples elsewhere: whose a row is has to be asked each time.
         outputs, proof = None, plan.proof
         plan = planned(forward(request), by_row=True)

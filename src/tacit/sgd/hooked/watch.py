@@ -124,6 +124,7 @@ class Watch:
         self.arrived: Callable[[Call], None] = nothing
         self._all = list(model.parameters())
         self._flags = [p.requires_grad for p in self._all]
+        self._trained = set(ModelState(model).trained)
         self._anchor = torch.zeros((), requires_grad=True)
         self._inside: list[Call] = []
         self._off = 0
@@ -250,6 +251,11 @@ class Watch:
         call = Call(self, module, args, kwargs, piece)
         engine = self.engine
         engine.state = ModelState(engine.model)
+        if set(engine.state.trained) != self._trained:
+            raise ClippingError(
+                "the model has other trainable parameters than when it was made private (a module was replaced or "
+                "added), and the optimizer has no noise for them: make the model whole before it"
+            )
         capture = engine.capture(call.data, piece.rows if piece is not None else 1)
         call.uses = capture.uses
         call.context.enter_context(engine.protected_buffers())

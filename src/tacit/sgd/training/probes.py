@@ -18,6 +18,13 @@ EVERY = 64
 COMPILED_ON_GPU = 512
 
 
+#: What is said beside the guarantee of a model whose weights lie on several ranks.
+SPREAD = (
+    "on several ranks no example is compared with itself alone, and weights are not moved to see what one of about "
+    "zero hides"
+)
+
+
 @dataclass(frozen=True)
 class Probes:
     """How often steps are probed; ``batch`` is the expected number of examples, for there are empty batches.

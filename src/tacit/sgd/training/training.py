@@ -47,7 +47,7 @@ from tacit.sgd.training.kept import members_of, neighbours
 from tacit.sgd.training.pace import program_of
 from tacit.sgd.training.plan import Plan, correlated, make_plan, size_in_words
 from tacit.sgd.training.prefetch import BackgroundDraw
-from tacit.sgd.training.probes import COMPILED_ON_GPU, EVERY, Probes
+from tacit.sgd.training.probes import COMPILED_ON_GPU, EVERY, SPREAD, Probes
 from tacit.sgd.training.resume import Resumable
 from tacit.sgd.training.sampling import Sampler, run_length
 
@@ -388,7 +388,7 @@ class Training(Resumable):
             "size": size_in_words(self.settings.sampling.drawn, given=plan.size_given),
             "noise": plan.generator,
             "max_rows": rows if (rows := max(plan.records_per_unit, plan.kept)) > 1 else None,
-            "probes": self.probes.words(self.steps_executed) if self.probes is not None else None,
+            "probes": self.probes.words(self.steps_executed) if self.probes else SPREAD if self.shards else None,
         }
         return acc.Privacy(plan.stated.price(steps), plan.spent(steps), details)
 
@@ -609,7 +609,7 @@ class Training(Resumable):
                 while_it_runs=while_it_runs,
             )
             before = random_state(self.device, outside=True) if self._probe is not None else {}
-            result = Engine.of(self.model).clipped_sums(request)
+            result = Engine.of(self.model).still(self.parameters).clipped_sums(request)
             if self._probe is not None:
                 self._compare(request, result, before)
             if result.sensitivity > bound:

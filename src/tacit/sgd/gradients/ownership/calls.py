@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 Owners = list[Tensor | None]
 
 
+def words(text: str) -> frozenset[str]:
+    """The words of a text."""
+    return frozenset(text.split())
+
+
 class Unknown(Exception):
     """No rule says what a call does."""
 

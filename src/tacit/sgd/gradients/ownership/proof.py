@@ -13,6 +13,7 @@ from tacit.sgd.errors import BatchMixing
 from tacit.sgd.gradients.capture import UNSEEN
 from tacit.sgd.gradients.outside import Attributes
 from tacit.sgd.gradients.ownership.ids import DTYPE, MIXED, PUBLIC, together
+from tacit.sgd.gradients.ownership.piles import of_rows
 from tacit.sgd.gradients.ownership.tracker import Happening, OwnershipMode
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ class Proof:
     example and of what is public. ``steady``: so they are for every batch with which the pass does the same. ``trace``
     tells what it did. ``place`` is where examples met first, if they did. ``meeting`` says that a loss may well be
     of several. ``behind``: a gradient may be, although the losses are
-    not, or the backward pass reads values of the batch.
+    not, or the backward pass reads values of the batch. ``by_row``: whose some rows are is to be found in every batch,
+    although this one has them in order.
     """
 
     holds: bool
@@ -42,6 +44,7 @@ class Proof:
     place: Happening | None = None
     meeting: bool = False
     behind: bool = False
+    by_row: bool = False
 
 
 def prove(
@@ -74,10 +77,12 @@ def prove(
     number = torch.arange(1, run.batch + 1, dtype=DTYPE, device=run.losses.device)
     found = tracker.owners(run.losses)
     holds = not tracker.lost and found is not None and bool((found == number).all()) and len(grads) == len(layouts)
-    own = holds
+    own, by_row = holds, False
     for row, known in zip(grads, layouts, strict=False):
         for grad, layout in zip(row, known, strict=False):
-            holds = holds and (grad is None or _as_planned(tracker.owners(grad), grad, layout))
+            owners = None if grad is None else tracker.owners(grad)
+            by_row = by_row or of_rows(owners)
+            holds = holds and (grad is None or _as_planned(owners, grad, layout))
     if tracker.chosen and found is not None and bool((found == MIXED).any()):
         operator, line = tracker.chosen[0]
         raise BatchMixing(
@@ -90,7 +95,7 @@ def prove(
     unseen = bool(reads) and run.doubt == UNSEEN  # as hooks of saved tensors do
     behind = unseen or bool(tracker.reads) or (own and not holds)
     steady = holds and not (reads or tracker.reads or tracker.unsteady)
-    return Proof(holds, steady, run.trace, place, meeting, behind)
+    return Proof(holds, steady, run.trace, place, meeting, behind, by_row)
 
 
 def _as_planned(owners: Tensor | None, grad: Tensor, layout: Layout | None) -> bool:
@@ -99,7 +104,7 @@ def _as_planned(owners: Tensor | None, grad: Tensor, layout: Layout | None) -> b
         return True
     if layout is None:
         return bool((owners == PUBLIC).all())
-    if not layout.regular:  # each row is somebody's, and every batch tells whose
+    if not layout.regular or of_rows(owners):  # each row is somebody's, and every batch tells whose
         return not bool((together(owners, [d for d in range(grad.dim()) if d != layout.dim]) == MIXED).any())
     shape = [1] * grad.dim()
     shape[layout.dim] = -1

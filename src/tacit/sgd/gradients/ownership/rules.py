@@ -6,20 +6,17 @@ tests take every rule at its word, with operators of all kinds, by changing all 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tacit.sgd.gradients.ownership.calls import OperatorCall, Owners, Unknown
-from tacit.sgd.gradients.ownership.ids import DTYPE, LAST, MIXED, all_of, together
+from tacit.sgd.gradients.ownership.calls import OperatorCall, Owners, Unknown, words
+from tacit.sgd.gradients.ownership.ids import DTYPE, LAST, MIXED, all_of, combined, together
 
 Rule = Callable[[OperatorCall], Owners]
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
 
 
 def _dims(value: Any, count: int) -> list[int]:
@@ -360,27 +357,35 @@ def indexed(call: OperatorCall) -> Owners:
             for i in indices
             for k in (i.nonzero().unbind(1) if i is not None and i.dtype in (torch.bool, torch.uint8) else [i])
         ]
-    places = [k for k, i in enumerate(indices) if i is not None]
-    adjacent = places == list(range(places[0], places[0] + len(places)))
-    before = places[0] if adjacent else 0
-    after = tensor.dim() - len(places) - before
-    owners = [call.tracker.owners(indices[k]) for k in places]
-    shape = torch.broadcast_shapes(*[indices[k].shape for k in places])
-    named = all_of(owners)
+    places, named, before = _named(call, indices)
     if named is not None:
-        named = named.expand(shape).reshape([1] * before + list(shape) + [1] * after)
+        named = named.reshape([1] * before + list(named.shape) + [1] * (tensor.dim() - len(places) - before))
     if values is None:
         return _spread(named, call.results)
-    cut = together(values, places)
-    rest = [n for d, n in enumerate(cut.shape) if d not in places]
-    flat = cut.reshape(rest)
-    every = flat.reshape(rest[:before] + [1] * len(shape) + rest[before:])
+    free, fixed = _free(call, indices)
     return _steadily(
         call,
         [indices[k] for k in places],
-        _spread(all_of([every, named]), call.results),
+        _spread(all_of([torch.ops.aten.index.Tensor(together(values, free), fixed), named]), call.results),
         lambda: _spread(all_of([torch.ops.aten.index.Tensor(values, indices), named]), call.results),
     )
+
+
+def _named(call: OperatorCall, indices: list[Any]) -> tuple[list[int], Tensor | None, int]:
+    """The dimensions that are indexed, the owners of what they are indexed with, and where its dimensions go."""
+    places = [k for k, i in enumerate(indices) if i is not None]
+    named = all_of(call.tracker.owners(indices[k]) for k in places)
+    if named is not None:
+        named = named.expand(torch.broadcast_shapes(*[indices[k].shape for k in places]))
+    adjacent = places == list(range(places[0], places[0] + len(places)))
+    return places, named, places[0] if adjacent else 0
+
+
+def _free(call: OperatorCall, indices: list[Any]) -> tuple[list[int], list[Any]]:
+    """The dimensions along which another batch, or another draw, may name other places; the index without them."""
+    tracker = call.tracker
+    free = [k for k, i in enumerate(indices) if i is not None and (tracker.owners(i) is not None or tracker.varies(i))]
+    return free, [torch.zeros_like(i) if k in free else i for k, i in enumerate(indices)]
 
 
 def scattered(call: OperatorCall) -> Owners:
@@ -431,26 +436,35 @@ def put(call: OperatorCall) -> Owners:
         assert mask is not None
         mask = mask.reshape([*mask.shape, *[1] * (tensor.dim() - mask.dim())])
         return _spread(all_of([base, mask, None if given is None else given.reshape(())]), call.results)
-    # A place that is not named would be with another index.
-    every = call.tracker.everybody([i for i in indices if i is not None])
-    if given is None:
-        return _spread(all_of([base, every]), call.results)
-    where = torch.arange(tensor.numel(), device=tensor.device).view(tensor.shape)[
-        tuple(slice(None) if i is None else i for i in indices)
-    ]
-    given = given.expand(where.shape).reshape(-1)
+    given = torch.zeros((), dtype=DTYPE, device=tensor.device) if given is None else given
+
+    def put_in(free: list[int], index: list[Any], every: Tensor | None) -> Owners:
+        """Where the owners of what is put go, along ``free`` dimensions everywhere."""
+        cut = [1 if d in free else n for d, n in enumerate(tensor.shape)]
+        numbers = torch.arange(math.prod(cut), device=tensor.device).view(cut)
+        where = numbers[tuple(slice(None) if i is None else i for i in index)]
+        entries = given.expand(where.shape)
+        if every is not None:
+            around = [1] * before, [1] * (where.dim() - before - every.dim())
+            entries = combined(entries, every.reshape([*around[0], *every.shape, *around[1]]))
+        entries = entries.reshape(-1)
+        blank = torch.zeros(numbers.numel(), dtype=DTYPE, device=tensor.device)
+        high = blank.scatter_reduce(0, where.reshape(-1), entries, "amax", include_self=False)
+        low = torch.where(entries == 0, LAST, entries)
+        low = blank.scatter_reduce(0, where.reshape(-1), low, "amin", include_self=False)
+        return _spread(all_of([base, torch.where(low >= high, high, MIXED).view(cut)]), call.results)
+
+    if masks:
+        return put_in([], indices, None)
+    places, named, before = _named(call, indices)
+    whose = None if named is None else together(named).reshape(())
 
     def placed() -> Owners:
-        blank = torch.zeros(tensor.numel(), dtype=DTYPE, device=tensor.device)
-        high = blank.scatter_reduce(0, where.reshape(-1), given, "amax", include_self=False)
-        low = blank.scatter_reduce(
-            0, where.reshape(-1), torch.where(given == 0, LAST, given), "amin", include_self=False
-        )
-        found = torch.where(low >= high, high, MIXED).view(tensor.shape)
-        return _spread(all_of([base, every, found]), call.results)
+        # A place that is not named would be with another index.
+        return _spread(all_of([put_in([], indices, None)[0], whose]), call.results)
 
-    steady = _spread(all_of([base, every, together(given).reshape(())]), call.results)
-    return _steadily(call, [i for i in indices if i is not None], steady, placed)
+    # Along dimensions that something of the batch is the index of, what is put may go anywhere.
+    return _steadily(call, [indices[k] for k in places], put_in(*_free(call, indices), named), placed)
 
 
 def _within(owners: Tensor, tensor: Tensor, dim: int) -> Tensor:
@@ -592,7 +606,7 @@ def recurrent(call: OperatorCall) -> Owners:
 # -- which operator is of which kind -----------------------------------------------------------------------------------
 
 #: These change the shape of a tensor and none of its elements.
-METADATA = _words("transpose_ t_ squeeze_ unsqueeze_ swapaxes_ swapdims_ detach_ requires_grad_ rename_ as_strided_")
+METADATA = words("transpose_ t_ squeeze_ unsqueeze_ swapaxes_ swapdims_ detach_ requires_grad_ rename_ as_strided_")
 
 _KINDS: list[tuple[Rule, str]] = [
     (public, "empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_zeros "
@@ -649,7 +663,7 @@ _KINDS: list[tuple[Rule, str]] = [
     (recurrent, "mkldnn_rnn_layer mkldnn_rnn_layer_backward"),
 ]  # fmt: skip
 #: Owners move as values do.
-_MOVING = _words(
+_MOVING = words(
     "cat stack repeat flip roll constant_pad_nd select_backward slice_backward diag_embed tril triu pixel_shuffle "
     "pixel_unshuffle unfold_backward reflection_pad1d replication_pad1d expand_copy view_copy permute_copy t_copy "
     "transpose_copy squeeze_copy unsqueeze_copy narrow_copy select_scatter slice_scatter diagonal_scatter rot90 "

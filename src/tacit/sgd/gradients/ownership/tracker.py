@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tacit.sgd.gradients.ownership.calls import OperatorCall, Owners, Unknown
+from tacit.sgd.gradients.ownership.calls import OperatorCall, Owners, Unknown, words
 from tacit.sgd.gradients.ownership.ids import DTYPE, MIXED, all_of, together
+from tacit.sgd.gradients.ownership.piles import Piles, followed, of_rows
 from tacit.sgd.gradients.ownership.rules import METADATA, rule_for
 from tacit.sgd.torch_compat import (
     DispatchMode,
@@ -35,6 +36,13 @@ BY_INDEX = {"index", "_unsafe_index"}
 
 #: These take some of what they are given, by comparison with the rest.
 CHOOSING = {"topk", "kthvalue"}
+
+
+#: What these give is the same in every place, or drawn alike.
+EVENLY = words(
+    "zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full zero_ fill_ rand randn rand_like "
+    "randn_like uniform_ normal_ exponential_"
+)
 
 
 class Happening(NamedTuple):
@@ -66,6 +74,9 @@ class OwnershipMode(DispatchMode):
         self.lost = False
         #: where the best of several examples were chosen: who is among them depends on the others
         self.chosen: list[Happening] = []
+        #: rows in an order that several examples decided
+        self.piles = Piles()
+        self._even: dict[int, Any] = {}
         self._varying: dict[int, Any] = {}
         self._known: dict[int, tuple[Any, int, Tensor]] = {}
 
@@ -161,17 +172,20 @@ class OwnershipMode(DispatchMode):
             return out
         writes = [a.name for a in declared.arguments if a.alias_info is not None and a.alias_info.is_write]
         if name in METADATA or (not writes and self._views(results, inputs)):
+            for view in results:
+                if of_rows(some := self.owners(view)) and some is not None and self.piles.cut(some):
+                    self.write(view, torch.full(view.shape, MIXED, dtype=DTYPE, device=view.device))
             return out
         arguments = dict(zip((a.name for a in declared.arguments), args, strict=False)) | kwargs
         call = OperatorCall(name, arguments, results, self)
+        written = [t for n in writes for t in pytree.tree_leaves(arguments.get(n)) if isinstance(t, Tensor)]
+        for tensor in written:
+            self.piles.written(tensor)
         try:
-            if rule is None:
-                raise Unknown
-            owners = rule(call)
+            owners = followed(call, rule, elementwise=torch.Tag.pointwise in func.tags, writes=bool(writes))
         except Unknown:
             self._tell(self.unknown, name)
             owners = [torch.full(t.shape, MIXED, dtype=DTYPE, device=t.device) for t in results]
-        written = [t for n in writes for t in pytree.tree_leaves(arguments.get(n)) if isinstance(t, Tensor)]
         beside = [t for t in written if not any(t is r for r in results)]
         every = self.everybody(inputs) if beside else None
         self._note(name, inputs, owners)
@@ -179,6 +193,7 @@ class OwnershipMode(DispatchMode):
             self._choice(call, owners)
         for target, some in zip(results, owners, strict=True):
             self.write(target, some)
+        self._spread_evenly(func, inputs, results)
         for target in beside:  # statistics that a normalisation keeps, say
             self.write(target, None if every is None else every.expand(target.shape))
         return out
@@ -199,7 +214,30 @@ class OwnershipMode(DispatchMode):
             for tensor in pytree.tree_leaves(out):
                 if isinstance(tensor, Tensor) and plain(tensor):
                     self.vary(tensor)
+        self._spread_evenly(func, inputs, [t for t in pytree.tree_leaves(out) if isinstance(t, Tensor)])
         return out
+
+    def even(self, tensor: Tensor) -> bool:
+        """Whether a public tensor is the same everywhere, or drawn alike."""
+        known = self._even.get(storage_id(tensor.untyped_storage())) if plain(tensor) else None
+        return known is not None and not known.expired()
+
+    def _spread_evenly(self, func: Any, inputs: list[Tensor], results: list[Tensor]) -> None:
+        """Follow what is the same everywhere, or drawn alike: filled at once, and computed element by element."""
+        declared = schema(func)
+        name = declared.name.partition("::")[2]
+        if not results and any(a.alias_info is not None for a in declared.arguments):
+            results, func = inputs, None  # written to, and not given back
+        if not all(map(plain, (*inputs, *results))) or (self._views(results, inputs) and not name.endswith("_")):
+            return
+        drawn = name in EVENLY or (name == "bernoulli_" and len(inputs) == 1)
+        fine = drawn or (func is not None and torch.Tag.pointwise in func.tags and all(self.even(t) for t in inputs))
+        for tensor in results:
+            storage = tensor.untyped_storage()
+            if fine and tensor.numel() * tensor.element_size() == storage.nbytes():
+                self._even[storage_id(storage)] = weak_storage(storage)
+            else:
+                self._even.pop(storage_id(storage), None)
 
     def read(self, name: str) -> None:
         """Note that values of the batch leave torch, or decide how large a result is."""
