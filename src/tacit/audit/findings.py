@@ -14,6 +14,8 @@ FAMILY_WISE = 1e-4
 RECORD_ALARM, SCORES_ALARM = 1.9e-3, 5e-4
 #: The least power that a pass needs.
 ENOUGH = 0.95
+#: Lies about the noise: what is left of it.
+THINNER = {"95% of the noise": 0.95, "half the noise": 0.5, "no noise": 0.0}
 
 
 @dataclasses.dataclass(frozen=True)

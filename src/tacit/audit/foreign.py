@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tacit.audit.evidence import CHOOSING, one_run_evidence, roc, two_world_evidence
+from tacit.audit.power import one_run_powers, two_world_powers
 from tacit.audit.result import Audit
 
 Floats = npt.NDArray[np.float64]
@@ -179,8 +180,10 @@ def audit_two_worlds(
             )
         zero, one = _learned(np.stack(outputs[0]), np.stack(outputs[1]))
     evidence = two_world_evidence(zero, one, delta, significance)
-    member = np.concatenate([np.zeros(len(zero)), np.ones(len(one))])
-    return Audit("two worlds", epsilon, delta, terms, evidence, scores=np.concatenate([zero, one]), member=member)
+    refuted = evidence.verdict(epsilon) == "fail"
+    powers = () if refuted else two_world_powers(zero, one, epsilon, delta, significance)
+    scores, member = np.concatenate([zero, one]), np.concatenate([np.zeros(len(zero)), np.ones(len(one))])
+    return Audit("two worlds", epsilon, delta, terms, evidence, scores=scores, member=member, powers=powers)
 
 
 def audit_estimator(
@@ -291,7 +294,9 @@ def audit_one_run(
     release = fit(build(member))
     scores = _tame(np.array([score(release, i) for i in range(canaries)], dtype=np.float64))
     evidence = one_run_evidence(scores, member, delta, significance, claimed=epsilon)
-    return Audit("one run", epsilon, delta, terms, evidence, scores=scores, member=member)
+    refuted = evidence.verdict(epsilon) == "fail"
+    powers = () if refuted else one_run_powers(scores, member, epsilon, delta, significance)
+    return Audit("one run", epsilon, delta, terms, evidence, scores=scores, member=member, powers=powers)
 
 
 class _progress:
