@@ -129,13 +129,13 @@ def canaries(rng, left=1.0, count=150, epsilon=2.0):
 def test_the_power_that_is_printed_is_how_often_the_same_attack_refutes_half_the_noise():
     """Of many honest attacks the printed powers are on average what attacks on real liars give; never much above."""
     rng = np.random.default_rng(0)
-    for draw, powers, refutes, claim in (
+    for draw, powers, refutes, terms in (
         (worlds, two_world_powers, two_worlds_refute, (4.0, 0.0, 0.05)),
         (canaries, one_run_powers, lambda s, m, *claim: one_run_refutes(150, *claim)(s, m), (2.0, 0.0, 0.05)),
     ):
-        printed = [powers(*draw(rng), *claim, rng) for _ in range(4)]
+        printed = [powers(*draw(rng), *terms, rng) for _ in range(4)]
         for lie, left in enumerate((0.95, 0.5, 1e-3)):
-            truth = np.mean([refutes(*draw(rng, left), *claim) for _ in range(100)])
+            truth = np.mean([refutes(*draw(rng, left), *terms) for _ in range(100)])
             told = np.mean([one[lie].probability for one in printed])
             assert truth - 0.35 <= told <= truth + 0.25, (left, truth, told)
             assert printed[0][lie].needed == (left == 0.5)
@@ -164,6 +164,25 @@ def test_a_pass_says_what_it_is_worth_and_an_attack_that_sees_nothing_passes_not
     assert "half the noise would have been found with probability 0.00" in blind.sentence
     refuted = audit_two_worlds(lambda data: data + rng.laplace(scale=0.1), 0.0, 1.0, epsilon=1.0, repeats=500)
     assert (refuted.verdict, refuted.powers) == ("fail", ())
+
+
+def test_the_unit_of_a_score_does_not_change_its_power():
+    """A shift that grows as the noise shrinks is one in the units of the release, not in logarithms of them."""
+    for audit in (one_run_of, two_worlds_of, lambda unit: two_worlds_of(unit, float)):
+        found = [audit(unit).powers[1].probability for unit in (1e-3, 3.0, 1e3)]
+        assert max(found) - min(found) < 0.25, found
+
+
+def one_run_of(unit):
+    noise = np.random.default_rng(5).normal(scale=1.15, size=100)
+    settings = {"epsilon": 2.0, "delta": 1e-5, "rng": np.random.default_rng(4)}
+    return audit_one_run(lambda m: unit * (m + noise), lambda m: m, 100, score=lambda r, i: r[i], **settings)
+
+
+def two_worlds_of(unit, score=None):
+    rng = np.random.default_rng(6)
+    settings = {"epsilon": 2.0, "repeats": 100, "score": score, "progress": False}
+    return audit_two_worlds(lambda data: unit * (data + rng.laplace(scale=1 / 2)), 0.0, 1.0, **settings)
 
 
 def test_an_attack_that_is_too_small_says_how_large_it_must_be():

@@ -65,9 +65,9 @@ def _fitted(estimator: Any) -> dict[str, Any]:
     return found
 
 
-def _tame(outputs: Floats) -> Floats:
-    """Numbers of any size on one comparable scale; NaN becomes a very large number."""
-    return np.arcsinh(np.nan_to_num(outputs, nan=1e30, posinf=1e30, neginf=-1e30))
+def _finite(outputs: Any) -> Floats:
+    """Numbers of any size; NaN becomes a very large one."""
+    return np.nan_to_num(np.asarray(outputs, dtype=np.float64), nan=1e30, posinf=1e30, neginf=-1e30)
 
 
 def _candidates(a: Floats, b: Floats) -> list[Callable[[Floats], Floats]]:
@@ -100,9 +100,9 @@ def _size(x: Floats, k: int, centre: float) -> Floats:
 
 
 def _learned(without: Floats, with_it: Floats) -> tuple[Floats, Floats]:
-    """Scores of all outputs, by whatever tells the first tenth of them apart best."""
+    """Scores of all outputs, by whatever tells the first tenth of them apart best; of one output, that output."""
     a, b = (max(5, round(CHOOSING * len(x))) for x in (without, with_it))
-    zero, one = _tame(without), _tame(with_it)
+    zero, one = np.arcsinh(_finite(without)), np.arcsinh(_finite(with_it))  # of any size, on one scale
     coins = np.concatenate([np.zeros(a), np.ones(b)])
     best: tuple[float, Any, float] = (-1.0, None, 1.0)
     for way in _candidates(zero[:a], one[:b]):
@@ -110,6 +110,8 @@ def _learned(without: Floats, with_it: Floats) -> tuple[Floats, Floats]:
         if max(area, 1 - area) > best[0]:
             best = (max(area, 1 - area), way, 1.0 if area >= 0.5 else -1.0)
     _, way, sign = best
+    if isinstance(way, functools.partial) and way.func is _coordinate:
+        zero, one = _finite(without), _finite(with_it)  # where less noise is a larger shift
     return sign * way(zero), sign * way(one)
 
 
@@ -170,8 +172,7 @@ def audit_two_worlds(
                 outputs[world].append(score(release) if score is not None else output_vector(release))
                 advance()
     if score is not None:
-        zero, one = np.asarray(outputs[0], dtype=np.float64), np.asarray(outputs[1], dtype=np.float64)
-        zero, one = _tame(zero), _tame(one)
+        zero, one = _finite(outputs[0]), _finite(outputs[1])
     else:
         sizes = {len(o) for world in outputs for o in world}
         if len(sizes) != 1:
@@ -182,7 +183,7 @@ def audit_two_worlds(
     evidence = two_world_evidence(zero, one, delta, significance)
     refuted = evidence.verdict(epsilon) == "fail"
     powers = () if refuted else two_world_powers(zero, one, epsilon, delta, significance)
-    scores, member = np.concatenate([zero, one]), np.concatenate([np.zeros(len(zero)), np.ones(len(one))])
+    scores, member = np.arcsinh(np.concatenate([zero, one])), np.concatenate([np.zeros(len(zero)), np.ones(len(one))])
     return Audit("two worlds", epsilon, delta, terms, evidence, scores=scores, member=member, powers=powers)
 
 
@@ -292,11 +293,11 @@ def audit_one_run(
     rng = rng or np.random.default_rng()
     member = rng.integers(0, 2, canaries).astype(bool)
     release = fit(build(member))
-    scores = _tame(np.array([score(release, i) for i in range(canaries)], dtype=np.float64))
+    scores = _finite([score(release, i) for i in range(canaries)])
     evidence = one_run_evidence(scores, member, delta, significance, claimed=epsilon)
     refuted = evidence.verdict(epsilon) == "fail"
     powers = () if refuted else one_run_powers(scores, member, epsilon, delta, significance)
-    return Audit("one run", epsilon, delta, terms, evidence, scores=scores, member=member, powers=powers)
+    return Audit("one run", epsilon, delta, terms, evidence, scores=np.arcsinh(scores), member=member, powers=powers)
 
 
 class _progress:
