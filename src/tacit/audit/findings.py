@@ -63,7 +63,8 @@ class Power:
 
     Args:
         lie: What a run might have done in place of what it claims.
-        probability: The probability that the audit would have refuted it, or a lower bound.
+        probability: The probability that the audit would have refuted it: a lower bound, or an estimate where only
+            scores are known.
         by: What it would have been found by.
         needed: Whether an audit with a smaller probability than 95% is underpowered.
 

@@ -149,7 +149,8 @@ def audit_two_worlds(
         progress: Whether to show a progress bar; None shows it on a terminal.
 
     Returns:
-        The audit; ``verdict`` and ``sentence`` say what it found.
+        The audit; ``verdict`` and ``sentence`` say what it found, and with which probability it would have found half
+        the noise. If that is below 0.95, a claim that is not refuted is ``underpowered``.
 
     Raises:
         ValueError: If ``repeats`` is below 50, or releases differ in size and there is no ``score``.
