@@ -249,6 +249,8 @@ def _schedules(ledger: Ledger) -> list[Finding]:
     runs = [ledger.draw("yearly", plan.number, purpose="the first run") for plan in plans]
     free = all(run.epsilon == 0.0 for run in runs) and ledger.budget("yearly").spent_epsilon == spent
     plain = ledger.charge("yearly", EIGHTH, delta=0.0)
+    ledger.register("due", epsilon=1.0, delta=0.0, fingerprint=b"people to come")
+    due = ledger.plan("due", EIGHTH, every="day", times=1)
     return [
         holds("schedules: paid in advance", spent == 0.625 and free, f"ε = {spent} for one run and four of an eighth"),
         refused(
@@ -257,7 +259,7 @@ def _schedules(ledger: Ledger) -> list[Finding]:
                 "one run more": (lambda: ledger.draw("yearly", plans[0].number), ChargeError),
                 "a run that is not due": (lambda: ledger.draw("yearly", plans[1].number), ChargeError),
                 "another run than was planned": (
-                    lambda: ledger.draw("yearly", plans[1].number, mechanism=acc.PureDP(4.0)),
+                    lambda: ledger.draw("due", due.number, mechanism=acc.PureDP(4.0)),
                     ChargeError,
                 ),
                 "a run of no schedule": (lambda: ledger.draw("yearly", plain.number), ChargeError),
