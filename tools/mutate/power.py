@@ -102,10 +102,7 @@ def measure(every: list[Mutant], chosen: list[Mutant], tree: Path, known: Path, 
     ran = _recorded(scenes, every, look, state, known.with_suffix(".scenes.json"))
     results = json.loads(known.read_text()) if known.exists() else {}
     for one in chosen:
-        entry = results.get(one.id, {})
-        if not entry.get("caught") and entry.get("state") != state:  # a scene that was changed may notice it now
-            entry = {"caught": "", "passed": [], "state": state}
-        results[one.id] = entry
+        entry = results[one.id] = known_of(results.get(one.id, {}), state)
         meets = [name for name in ran if one.id in ran[name][0] and name not in entry["passed"]]
         began = time.monotonic()
         for name in sorted(meets, key=lambda name: (battery[name].room != one.room, ran[name][1])):
@@ -123,6 +120,21 @@ def measure(every: list[Mutant], chosen: list[Mutant], tree: Path, known: Path, 
     met, noticed = sum(bool(one["caught"] or one["passed"]) for one in told), sum(bool(one["caught"]) for one in told)
     print(f"{noticed} of {len(told)} mutants noticed by a scene ({met} of them are run by one)")
     return 0
+
+
+def known_of(entry: dict[str, Any], state: str) -> dict[str, Any]:
+    """What is known of a mutant: a scene that did not notice it in another state of the source may notice it now.
+
+    Args:
+        entry: What was written down.
+        state: The hash of the source now.
+
+    Returns:
+        The same, or nothing yet.
+    """
+    if entry.get("caught") or entry.get("state") == state:
+        return entry
+    return {"caught": "", "passed": [], "state": state}
 
 
 def _recorded(
