@@ -298,12 +298,15 @@ def test_every_answer_about_a_run_is_for_the_neighbours_that_were_asked_about(we
     values = {"noise": "4", "batch": "100", "records": "100", "epochs": "4"} | terms
     one = number(rounded(acc.epsilon(run, 1e-5, **terms).upper))
     assert f">{one}<" in ask(web, "cost/price", **values)["html"]
-    assert f"ε grows to {one} after 4 steps" in ask(web, "cost/curves", **values)["html"]
+    drawn = ask(web, "cost/curves", **values)["html"]
+    assert f"ε grows to {one} after 4 steps" in drawn
+    line = re.search(r'<path class="line" d="M([^"]+)"', drawn)[1].split("L")
+    assert [float(point.split(",")[0]) for point in line] == pytest.approx([76 + 526 * k / 4 for k in (1, 2, 3, 4)])
     risk = acc.risk(run, fpr=[0.01], prior=0.1, **terms)
     assert ask(web, "cost/attack", **values)["risk"]["advantage"][1] == pytest.approx(risk.advantage[1], rel=1e-6)
     shape = {"batch": 100, "examples": 100, "steps": 4, "delta": 1e-5, "group": group}
-    drawn = acc.compare_samplers(acc.Gaussian(4.0), **shape).prices["poisson", adjacency]
-    assert number(rounded(drawn.upper, 3)) in ask(web, "cost/samplers", **values)["html"]
+    found = acc.compare_samplers(acc.Gaussian(4.0), **shape).prices["poisson", adjacency]
+    assert number(rounded(found.upper, 3)) in ask(web, "cost/samplers", **values)["html"]
     said = acc.compare(run, 1e-5, **terms)["rdp"].epsilon
     assert f">{number(rounded(said, 3))}<" in ask(web, "cost/accountants", **values)["html"]
 
