@@ -8,8 +8,17 @@ import torch
 from sklearn.base import BaseEstimator
 
 from tacit.audit import audit_estimator, audit_one_run, audit_two_worlds
-from tacit.audit.evidence import best_two_worlds, canaries_needed, repeats_needed
+from tacit.audit.evidence import (
+    best_two_worlds,
+    canaries_needed,
+    one_run_evidence,
+    one_run_refutes,
+    repeats_needed,
+    two_world_evidence,
+    two_worlds_refute,
+)
 from tacit.audit.foreign import output_vector
+from tacit.audit.power import one_run_powers, two_world_powers
 
 
 class NoisyMean(BaseEstimator):
@@ -103,6 +112,86 @@ def test_one_run_says_how_many_canaries_it_takes():
     found = audit_one_run(histogram, np.flatnonzero, 50, **settings)
     assert found.verdict == "underpowered"
     assert f"it takes {canaries_needed(4.0, 1e-5):,} canaries" in found.sentence
+
+
+def worlds(rng, left=1.0, count=500, epsilon=4.0):
+    """Repeats of a Laplace mechanism at its claim with so much of its noise."""
+    noise = rng.laplace(scale=left / epsilon, size=(2, count))
+    return noise[0], 1 + noise[1]
+
+
+def canaries(rng, left=1.0, count=150, epsilon=2.0):
+    """Canaries of a Laplace mechanism at its claim with so much of its noise."""
+    member = rng.integers(0, 2, count).astype(bool)
+    return member + rng.laplace(scale=left / epsilon, size=count), member
+
+
+def test_the_power_that_is_printed_is_how_often_the_same_attack_refutes_half_the_noise():
+    """Of many honest attacks the printed powers are on average what attacks on real liars give; never much above."""
+    rng = np.random.default_rng(0)
+    for draw, powers, refutes, terms in (
+        (worlds, two_world_powers, two_worlds_refute, (4.0, 0.0, 0.05)),
+        (canaries, one_run_powers, lambda s, m, *claim: one_run_refutes(150, *claim)(s, m), (2.0, 0.0, 0.05)),
+    ):
+        printed = [powers(*draw(rng), *terms, rng) for _ in range(4)]
+        for lie, left in enumerate((0.95, 0.5, 1e-3)):
+            truth = np.mean([refutes(*draw(rng, left), *terms) for _ in range(100)])
+            told = np.mean([one[lie].probability for one in printed])
+            assert truth - 0.35 <= told <= truth + 0.25, (left, truth, told)
+            assert printed[0][lie].needed == (left == 0.5)
+
+
+def test_what_is_asked_many_times_is_what_the_evidence_says():
+    rng = np.random.default_rng(0)
+    for claimed in (0.5, 1.0, 1.5, 2.0, 3.0):
+        zero, one = worlds(rng, 0.8)
+        evidence = two_world_evidence(zero, one, 0.0)
+        assert two_worlds_refute(zero, one, claimed, 0.0, 0.05) == (evidence.verdict(claimed) == "fail")
+        scores, member = canaries(rng, 0.3)
+        evidence = one_run_evidence(scores, member, 1e-5, claimed=claimed)
+        assert one_run_refutes(150, claimed, 1e-5, 0.05)(scores, member) == (evidence.verdict(claimed) == "fail")
+
+
+def test_a_pass_says_what_it_is_worth_and_an_attack_that_sees_nothing_passes_nothing():
+    rng = np.random.default_rng(0)
+    found = audit_two_worlds(lambda data: data + rng.laplace(scale=1 / 2), 0.0, 1.0, epsilon=2.0, repeats=1000)
+    assert found.verdict == "pass"
+    assert found.sentence.endswith(str(found.powers[1]))
+    assert "half the noise would have been found with probability" in found.to_dict()["sentence"]
+    blind = audit_two_worlds(lambda data: rng.laplace(), 0.0, 1.0, epsilon=2.0, repeats=1000, score=float)
+    assert blind.evidence.best > 2.0
+    assert blind.verdict == "underpowered"
+    assert "half the noise would have been found with probability 0.00" in blind.sentence
+    refuted = audit_two_worlds(lambda data: data + rng.laplace(scale=0.1), 0.0, 1.0, epsilon=1.0, repeats=500)
+    assert (refuted.verdict, refuted.powers) == ("fail", ())
+
+
+def test_the_unit_of_a_score_does_not_change_its_power():
+    """A shift that grows as the noise shrinks is one in the units of the release, not in logarithms of them."""
+    for audit in (one_run_of, two_worlds_of, lambda unit: two_worlds_of(unit, float)):
+        found = [audit(unit).powers[1].probability for unit in (1e-3, 3.0, 1e3)]
+        assert max(found) - min(found) < 0.25, found
+
+
+def one_run_of(unit):
+    noise = np.random.default_rng(5).normal(scale=1.15, size=100)
+    settings = {"epsilon": 2.0, "delta": 1e-5, "rng": np.random.default_rng(4)}
+    return audit_one_run(lambda m: unit * (m + noise), lambda m: m, 100, score=lambda r, i: r[i], **settings)
+
+
+def two_worlds_of(unit, score=None):
+    rng = np.random.default_rng(6)
+    settings = {"epsilon": 2.0, "repeats": 100, "score": score, "progress": False}
+    return audit_two_worlds(lambda data: unit * (data + rng.laplace(scale=1 / 2)), 0.0, 1.0, **settings)
+
+
+def test_an_attack_that_is_too_small_says_how_large_it_must_be():
+    rng = np.random.default_rng(3)
+    small = two_world_powers(*worlds(rng), 4.0, 0.0, 0.05, rng)[1]
+    assert not small.enough
+    count = int(small.by.split("(")[1].split(" ")[0].replace(",", ""))
+    found = np.mean([two_worlds_refute(*worlds(rng, 0.5, count), 4.0, 0.0, 0.05) for _ in range(100)])
+    assert found > 0.85
 
 
 def test_what_cannot_be_compared_is_refused():

@@ -260,6 +260,15 @@ def test_check_names_what_does_not_match(tmp_path):
     assert "no row has 'south'" in texts
 
 
+def test_values_far_beyond_the_bounds_fill_no_more_of_them(tmp_path):
+    """How much of the bounds the values use: what is clipped to an end lies at that end, however far it was."""
+    path = tmp_path / "a.csv"
+    for beyond in (100, 101, 10**9):
+        path.write_text("\n".join(["a", *(str(90 + i % 10 if i % 4 else beyond) for i in range(400))]) + "\n")
+        told = [one.text for one in check(path, Schema((Numeric("a", 0, 100),), Unit("record"))).findings]
+        assert any("98% of the values fill 10.0% of the bounds" in text for text in told), (beyond, told)
+
+
 def test_check_prints_that_it_is_private(clinic):
     said = run("check", "clinic.csv", "--schema", "clinic.toml")
     assert said.startswith("PRIVATE")

@@ -151,8 +151,9 @@ def test_a_classifier_by_objective_perturbation_draws_what_it_priced():
     ]  # the Hessian's diagonal and triangle; the scores
 
 
+@pytest.mark.parametrize("spread", [1.0, 1e-6])  # every share is clipped where errors were small
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
-def test_no_row_moves_what_follows_objective_perturbation_by_more_than_was_priced(adjacency):
+def test_no_row_moves_what_follows_objective_perturbation_by_more_than_was_priced(adjacency, spread):
     """Neighbours at released coefficients: counts, Hessian and the shares in the variances, against their noise."""
     generator = np.random.default_rng(5)
     x, y = generator.uniform(-1, 1, (40, 2)), generator.integers(0, 2, 40)
@@ -166,7 +167,7 @@ def test_no_row_moves_what_follows_objective_perturbation_by_more_than_was_price
         found = inference.Estimate(theta[:, 0], *(np.eye(3) * 0.1,) * 4, 1.0, np.eye(3))
         with watched() as seen:
             plain = found.even(np.eye(3), 0.0)
-            inference.score_sums(rows_, logistic.binary_residual, theta[:, 0], found, plain, 1.0, 40.0, 2.0)
+            inference.score_sums(rows_, logistic.binary_residual, theta[:, 0], found, plain, spread, 40.0, 2.0)
         # In units of each level's noise: a neighbour moves them all together by one release of noise 2 at most.
         return op.curvature(rows_, theta), 2.0 * np.concatenate([drawn.values for drawn in seen.drawn])
 

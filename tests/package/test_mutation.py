@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from tools import slow
-from tools.mutate import judge, record, rules, switch
+from tools.mutate import judge, power, record, rules, switch
 
 WRONG = {
     "factor-two": ("return 2 * sensitivity", "return (sensitivity)"),
@@ -234,3 +234,11 @@ def test_the_table_of_slow_tests_is_made_of_the_runs_that_are_recorded():
     assert set(rows) <= set(slow.PAGE.read_text(encoding="utf-8").splitlines()), "run python -m tools.slow"
     files = slow.pieces()
     assert {turn[0] for turn in (slow.turn(files, number) for number in range(len(files)))} == set(files)
+
+
+def test_a_scene_that_did_not_notice_a_mutant_is_asked_again_when_the_source_changed():
+    passed = {"caught": "", "passed": ["votes"], "state": "a"}
+    assert power.known_of(passed, "a") == passed
+    assert power.known_of(passed, "b") == power.known_of({}, "b") == {"caught": "", "passed": [], "state": "b"}
+    caught = {"caught": "votes: noise", "passed": [], "state": "a"}
+    assert power.known_of(caught, "b") == caught

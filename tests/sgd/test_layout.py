@@ -63,6 +63,17 @@ def test_complex_outputs_have_evidence_too():
     assert Layout(0, 1, BATCH, 1) in gathered(plain, 0).layouts()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_a_gradient_follows_the_weights_of_its_owners_and_no_others(dtype):
+    torch.manual_seed(0)
+    plain, layout = torch.randn(BATCH, 6, dtype=dtype), Layout(0, 1, BATCH, 1)
+    for weights in owners.owner_weights(BATCH, plain.device, torch.float32):
+        theirs = plain * weights[:, None]
+        assert owners.follows(layout, plain, theirs, weights)
+        assert not owners.follows(layout, plain, theirs.roll(1, 0), weights)
+        assert not owners.follows(layout, plain, plain * weights.flip(0)[:, None], weights)
+
+
 def test_what_stayed_in_place_is_found_in_parts_too(monkeypatch):
     torch.manual_seed(0)
     before, after = torch.randn(BATCH, BATCH, 5), torch.randn(BATCH, BATCH, 5)

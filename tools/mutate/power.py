@@ -69,7 +69,7 @@ def measure(every: list[Mutant], chosen: list[Mutant], tree: Path, known: Path, 
         every: All mutants of the tree, by number.
         chosen: Those to try.
         tree: The copy of the tree (:mod:`tools.mutate.switch`).
-        known: Where the results are kept; what noticed a mutant, or did not, is not tried again.
+        known: Where the results are kept: what noticed a mutant, and what did not while the source was the same.
         names: Only scenes whose names begin so; all where there is none.
 
     Returns:
@@ -97,10 +97,12 @@ def measure(every: list[Mutant], chosen: list[Mutant], tree: Path, known: Path, 
         return work
 
     scenes = [name for name in battery if not battery[name].missing() and (not names or name.startswith(tuple(names)))]
-    ran = _recorded(scenes, every, look, tree, known.with_suffix(".scenes.json"))
+    source = sorted((tree / "src" / "tacit").rglob("*.py"))
+    state = hashlib.sha256("".join(path.read_text(encoding="utf-8") for path in source).encode()).hexdigest()
+    ran = _recorded(scenes, every, look, state, known.with_suffix(".scenes.json"))
     results = json.loads(known.read_text()) if known.exists() else {}
     for one in chosen:
-        entry = results.setdefault(one.id, {"caught": "", "passed": []})
+        entry = results[one.id] = known_of(results.get(one.id, {}), state)
         meets = [name for name in ran if one.id in ran[name][0] and name not in entry["passed"]]
         began = time.monotonic()
         for name in sorted(meets, key=lambda name: (battery[name].room != one.room, ran[name][1])):
@@ -120,12 +122,25 @@ def measure(every: list[Mutant], chosen: list[Mutant], tree: Path, known: Path, 
     return 0
 
 
+def known_of(entry: dict[str, Any], state: str) -> dict[str, Any]:
+    """What is known of a mutant: a scene that did not notice it in another state of the source may notice it now.
+
+    Args:
+        entry: What was written down.
+        state: The hash of the source now.
+
+    Returns:
+        The same, or nothing yet.
+    """
+    if entry.get("caught") or entry.get("state") == state:
+        return entry
+    return {"caught": "", "passed": [], "state": state}
+
+
 def _recorded(
-    scenes: list[str], every: list[Mutant], look: Callable[[str, int], Any], tree: Path, file: Path
+    scenes: list[str], every: list[Mutant], look: Callable[[str, int], Any], state: str, file: Path
 ) -> dict[str, tuple[set[str], float]]:
     """Which mutants each scene asks for, and its seconds; what is in the file was recorded over the same source."""
-    source = sorted((tree / "src" / "tacit").rglob("*.py"))
-    state = hashlib.sha256("".join(path.read_text(encoding="utf-8") for path in source).encode()).hexdigest()
     kept = json.loads(file.read_text()) if file.exists() else {}
     kept = kept if kept.get("state") == state else {"state": state, "scenes": {}}
     for name in scenes:

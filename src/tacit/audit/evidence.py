@@ -236,6 +236,16 @@ def _proven(
 
 
 @functools.lru_cache(maxsize=64)
+def one_run_refutes(
+    canaries: int, claimed: float, delta: float, significance: float, parts: Parts = CERTIFYING
+) -> Callable[[Any, Any], bool]:
+    """Whether scores and coins of one run refute a claim, as :func:`one_run_evidence` says; fast where asked often."""
+    ways = (*looks(canaries, delta, significance, claimed, parts), (_everybody(canaries), parts[-1] * significance))
+    limits = [(weights, weights.least(canaries, claimed, delta, part)) for weights, part in ways]
+    return lambda scores, member: any(weights.right(scores, member) >= least for weights, least in limits)
+
+
+@functools.lru_cache(maxsize=64)
 def curve_guesses(canaries: int, delta: float, significance: float = 0.05, claimed: float | None = None) -> int:
     """About how many canaries to guess to refute the largest Gaussian curve, if the run is what it claims."""
     epsilon = USUAL if claimed is None or not 0 < claimed < bounds.LARGEST else claimed
@@ -385,6 +395,30 @@ def _choosing(repeats: int) -> int:
     return max(5, round(CHOOSING * repeats))
 
 
+def rest_of(scores: Floats) -> Floats:
+    """The repeats that are evidence: those that did not choose the thresholds."""
+    return scores[_choosing(len(scores)) :]
+
+
+def _tried(zero: Floats, one: Floats) -> tuple[bounds.Errors, list[tuple[float, bounds.Errors]]]:
+    """The errors at the middle threshold, and at each of them: what the first repeats choose and the rest shows."""
+    a, b = _choosing(len(zero)), _choosing(len(one))
+    quantiles = np.quantile(np.concatenate([zero[:a], one[:b]]), QUANTILES)
+
+    def wrong(threshold: float) -> bounds.Errors:
+        return bounds.Errors(
+            int((zero[a:] > threshold).sum()), len(zero) - a, int((one[b:] <= threshold).sum()), len(one) - b
+        )
+
+    return wrong(quantiles[len(QUANTILES) // 2]), [(float(t), wrong(t)) for t in np.unique(quantiles)]
+
+
+def two_worlds_refute(zero: Floats, one: Floats, claimed: float, delta: float, significance: float) -> bool:
+    """Whether scores of two worlds refute a claim, as :func:`two_world_evidence` says; fast where asked often."""
+    each = significance / len(QUANTILES)
+    return any(bounds.two_worlds(errors, delta, each) > claimed for _, errors in _tried(zero, one)[1])
+
+
 def two_world_evidence(without: Any, with_it: Any, delta: float, significance: float = 0.05) -> Evidence:
     """Lower bounds on ε from independent repeats without and with one record.
 
@@ -418,24 +452,15 @@ def two_world_evidence(without: Any, with_it: Any, delta: float, significance: f
         raise ValueError("a two-world audit needs at least 20 scores of each world, one number per repeat")
     if not (np.isfinite(zero).all() and np.isfinite(one).all()):
         raise ValueError("scores must be finite numbers")
-    a, b = _choosing(len(zero)), _choosing(len(one))
-    quantiles = np.quantile(np.concatenate([zero[:a], one[:b]]), QUANTILES)
-    middle, thresholds = quantiles[len(QUANTILES) // 2], np.unique(quantiles)
     each = significance / len(QUANTILES)
     best = best_two_worlds(len(zero), len(one), delta, significance)
-
-    def wrong(threshold: float) -> bounds.Errors:
-        return bounds.Errors(
-            int((zero[a:] > threshold).sum()), len(zero) - a, int((one[b:] <= threshold).sum()), len(one) - b
-        )
-
+    middle, tried = _tried(zero, one)
     certified, told = 0.0, []
-    gaussian = bounds.gaussian_accuracy(wrong(middle), delta, significance / 2)
-    for threshold in thresholds:
-        errors = wrong(threshold)
+    gaussian = bounds.gaussian_accuracy(middle, delta, significance / 2)
+    for threshold, errors in tried:
         certified = max(certified, bounds.two_worlds(errors, delta, each))
         gaussian = max(gaussian, bounds.gaussian(errors, delta, each / 2))
-        told.append({"threshold": float(threshold), "false_alarms": errors.false_alarms, "missed": errors.missed})
+        told.append({"threshold": threshold, "false_alarms": errors.false_alarms, "missed": errors.missed})
     figures = {"Clopper-Pearson": certified, "Gaussian DP": gaussian}
     details = {"repeats": [len(zero), len(one)], "thresholds": told}
     return Evidence("two worlds", certified, best, delta, significance, figures, ("Gaussian DP",), details)

@@ -14,6 +14,8 @@ FAMILY_WISE = 1e-4
 RECORD_ALARM, SCORES_ALARM = 1.9e-3, 5e-4
 #: The least power that a pass needs.
 ENOUGH = 0.95
+#: Lies about the noise: what is left of it.
+THINNER = {"95% of the noise": 0.95, "half the noise": 0.5, "no noise": 0.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +63,8 @@ class Power:
 
     Args:
         lie: What a run might have done in place of what it claims.
-        probability: The probability that the audit would have refuted it, or a lower bound.
+        probability: The probability that the audit would have refuted it: a lower bound, or an estimate where only
+            scores are known.
         by: What it would have been found by.
         needed: Whether an audit with a smaller probability than 95% is underpowered.
 

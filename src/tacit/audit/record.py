@@ -20,8 +20,8 @@ from scipy import special, stats
 
 from tacit import accounting as acc
 from tacit.audit import bounds, statistics
-from tacit.audit.evidence import REFUTING, looks, right_guesses
-from tacit.audit.findings import Finding, Power, holds
+from tacit.audit.evidence import REFUTING, one_run_refutes, right_guesses
+from tacit.audit.findings import THINNER, Finding, Power, holds
 from tacit.audit.implementation import check_sampling
 from tacit.sgd.training.canaries import Planted
 
@@ -228,9 +228,6 @@ def claimed_curve(
 
 # -- power -------------------------------------------------------------------------------------------------------------
 
-#: Lies about the noise: what is left of it.
-THINNER = {"95% of the noise": 0.95, "half the noise": 0.5, "no noise": 0.0}
-
 
 def powers(
     planted: Planted, mechanism: acc.Mechanism, share: float, alarm: float, rng: np.random.Generator | None = None
@@ -275,12 +272,10 @@ def _by_scores(planted: Planted, left: float, alarm: float, rng: np.random.Gener
         return 0.0
     count = len(planted.scores)
     mu = bounds.gaussian_mu(max(planted.epsilon, 1e-3), max(planted.delta, 1e-12)) / max(left, 1e-3)
-    ways, hits = looks(count, planted.delta, alarm, planted.epsilon, REFUTING), 0
-    limits = [weights.least(count, planted.epsilon, planted.delta, part) for weights, part in ways]
+    refutes, hits = one_run_refutes(count, planted.epsilon, planted.delta, alarm, REFUTING), 0
     for _ in range(RUNS):
         coins = rng.integers(0, 2, count).astype(bool)
-        scores = mu * coins + rng.standard_normal(count)
-        hits += any(w.right(scores, coins) >= least for (w, _), least in zip(ways, limits, strict=True))
+        hits += refutes(mu * coins + rng.standard_normal(count), coins)
     return hits / RUNS
 
 

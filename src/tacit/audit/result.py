@@ -87,13 +87,14 @@ class Audit:
                 f"the attack certifies ε ≥ {found.certified:.3g} with confidence {1 - found.significance:.4g}, "
                 f"and could at best have certified {found.best:.3g}"
             )
-            if self.verdict == "underpowered" and not self.powers and found.best <= self.claimed < math.inf:
+            if self.verdict == "underpowered" and not self.findings and found.best <= self.claimed < math.inf:
                 parts.append(found.needed(self.claimed))
         if self.findings:
             failed = [f for f in self.findings if not f.passes(self.significance / len(self.findings))]
             told = f"{len(failed)} of {len(self.findings)} checks failed"
             parts.append(told + ("" if not failed else ": " + "; ".join(f"{f.check}: {f.detail}" for f in failed)))
-        parts += [str(power) for power in self.powers if power.needed and not power.enough]
+        # Where there are no findings, the powers are all that says what a pass is worth.
+        parts += [str(power) for power in self.powers if power.needed and not (self.findings and power.enough)]
         return "; ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:

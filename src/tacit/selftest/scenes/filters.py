@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 
 import numpy as np
 
@@ -47,6 +48,19 @@ def filters_keep_one_order(seed: int) -> list[Finding]:
     return [holds("filters: any order", min(counts) > 0 and not broken, f"{counts} granted, {broken} beyond an order")]
 
 
+def failures_stay_failures(seed: int) -> list[Finding]:
+    """What fails to protect in one of many runs fails in the best of them: no choice makes it rarer."""
+    low = []
+    for law in ("geometric", "poisson", "threshold"):
+        for part, failing in ((acc.ApproxDP(0.1, 1e-3), 1e-3), (acc.Gaussian(4.0) + acc.ApproxDP(0.0, 1e-4), 1e-4)):
+            selected = acc.Selected.of(part, 5.0, distribution=law)
+            at = failing * 0.5
+            told = [acc.epsilon(selected, at).upper, float(acc.renyi(selected, [4.0])[0])]
+            if not all(math.isinf(one) for one in told):
+                low.append(f"{law}: ε = {told[0]:.4g} at δ = {at:g}, Rényi {told[1]:.4g}")
+    return [holds("selection: failures", not low, "; ".join(low) or "no ε below the probability of a failure")]
+
+
 def _granted(ledger: Ledger, name: str, asked: acc.Mechanism, delta: float, most: int = 200) -> int:
     for count in range(most):
         try:
@@ -85,5 +99,6 @@ def rules_hold_in_any_order(seed: int) -> list[Finding]:
 
 SCENES = (
     Scene("prices: filters", "accounting", filters_keep_one_order),
+    Scene("prices: failures", "accounting", failures_stay_failures),
     Scene("ledger: in any order", "ledger", rules_hold_in_any_order),
 )

@@ -474,6 +474,25 @@ def loaders_and_targets(seed: int) -> list[Finding]:
     ]
 
 
+def passes_cost_their_least_noise(seed: int) -> list[Finding]:
+    """A pass costs its least noise, since nobody knows who met that batch; also after a checkpoint."""
+    found = []
+    for name, levels in (("falling", [3.0, 2.0, 1.0]), ("rising", [1.0, 2.0, 3.0]), ("of one level", [2.0] * 3)):
+        run = OwnLoop(seed, poisson_sampling=False)  # three batches a pass
+
+        def level(step: int, run: OwnLoop = run, levels: list[float] = levels) -> None:
+            run.optimizer.noise_multiplier = levels[step % 3]
+
+        list(run.steps(6, level))
+        exact = bounds.gaussian_epsilon(math.sqrt(2) / min(levels), DELTA)
+        again = create_accountant("prv")
+        again.load_state_dict(run.engine.accountant.state_dict())
+        for when, told in (("", run.engine.get_epsilon(DELTA)), (" after a checkpoint", again.get_epsilon(DELTA))):
+            text = f"claimed {told:.4f}, closed form {exact:.4f}"
+            found.append(holds(f"loops: passes, noise {name}{when}", told >= exact * (1 - 1e-6), text))
+    return found
+
+
 class _Stream(torch.utils.data.IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter([])
@@ -488,4 +507,5 @@ SCENES = (
     Scene("loops: shapes", "opacus", loops_of_every_shape),
     Scene("loops: objects", "opacus", objects_mean_what_they_say),
     Scene("loops: loaders", "opacus", loaders_and_targets),
+    Scene("loops: passes", "opacus", passes_cost_their_least_noise),
 )

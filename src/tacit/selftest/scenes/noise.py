@@ -267,6 +267,7 @@ def keys_stay_secret(seed: int) -> list[Finding]:
                 "used by two runs": (lambda: one.claim(other), Exception),
             },
         ),
+        _not_finite(),
         refused(
             "noise: refusals",
             {
@@ -295,6 +296,16 @@ def keys_stay_secret(seed: int) -> list[Finding]:
             },
         ),
     ]
+
+
+def _not_finite() -> Finding:
+    """What is no number has no distance from its neighbours: no noise hides it, alone or among others."""
+    cases: dict[str, Any] = {}
+    for release in (noise.add_gaussian, noise.add_laplace):
+        for odd in (math.nan, math.inf, -math.inf):
+            cases[f"{release.__name__} of {odd}"] = (lambda f=release, v=odd: f(v, 1.0), ValueError)
+            cases[f"{release.__name__} with {odd}"] = (lambda f=release, v=odd: f(np.array([1.0, v]), 1.0), ValueError)
+    return refused("noise: what is not finite", cases)
 
 
 class _Run:

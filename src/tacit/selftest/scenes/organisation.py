@@ -199,23 +199,30 @@ def _refused_changes(ledger: Ledger, kind: str) -> Finding:
 # -- growing data and schedules ----------------------------------------------------------------------------------------
 
 
-def data_grow(seed: int) -> list[Finding]:
-    """With a window everybody pays for the versions they are in; schedules are drawn as often as they are paid for."""
-    ledger, generator = Ledger(), np.random.default_rng(seed)
-    window, eighths = 3, dict[int, int]()
-    ledger.register("growing", epsilon=1.0, delta=0.0, window=window, fingerprint=b"version 1")
-    wrong, newest = [], 1
-    for turn in range(60):
-        if turn % 8 == 7:
-            newest = ledger.new_version("growing", f"version {newest + 1}".encode(), because="a month later")
+def _grown(ledger: Ledger, name: str, seed: int, window: int, every: int) -> tuple[int, list[str], str]:
+    """Charges on data that grow after so many turns: the newest version, what was wrong, and a count."""
+    generator, eighths = np.random.default_rng(seed), dict[int, int]()
+    ledger.register(name, epsilon=1.0, delta=0.0, window=window, fingerprint=f"{name} 1".encode())
+    wrong, newest = list[str](), 1
+    for turn in range(60 if every > 1 else 40):
+        if turn % every == every - 1 and newest < 8:
+            newest = ledger.new_version(name, f"{name} {newest + 1}".encode(), because="a month later")
         on = int(generator.integers(max(1, newest - 2), newest + 1))
         # Whoever came with version c is in the versions c to c + window - 1, and pays for these.
         most = max(sum(eighths.get(v, 0) for v in range(c, c + window)) for c in range(on - window + 1, on + 1))
-        granted = _granted(lambda on=on: ledger.charge("growing", EIGHTH, version=on), most=1)  # type: ignore[misc]
+        granted = _granted(lambda on=on: ledger.charge(name, EIGHTH, version=on), most=1)  # type: ignore[misc]
         eighths[on] = eighths.get(on, 0) + granted
         if granted != (most < 8):
             wrong.append(f"version {on}: {'granted' if granted else 'refused'} where somebody has spent {most} of 8")
-    counted = f"{sum(eighths.values())} charges on {newest} versions"
+    return newest, wrong, f"{sum(eighths.values())} charges on {newest} versions"
+
+
+def data_grow(seed: int) -> list[Finding]:
+    """With a window everybody pays for the versions they are in; schedules are drawn as often as they are paid for."""
+    ledger = Ledger()
+    newest, wrong, counted = _grown(ledger, "growing", seed, 3, 8)
+    # Versions that are read in any order: those in the middle of a window may have spent more than its ends.
+    wrong += [text for turn in range(4) for text in _grown(ledger, f"mixed {turn}", seed + turn, 3 + turn % 2, 1)[1]]
     found = [holds("growing data: everybody's sum", not wrong, "; ".join(wrong[:3]) or counted)]
     found.append(holds("growing data: chain", ledger.verify(reprice=True).ok, "verified"))
     found += _schedules(ledger)
@@ -242,6 +249,8 @@ def _schedules(ledger: Ledger) -> list[Finding]:
     runs = [ledger.draw("yearly", plan.number, purpose="the first run") for plan in plans]
     free = all(run.epsilon == 0.0 for run in runs) and ledger.budget("yearly").spent_epsilon == spent
     plain = ledger.charge("yearly", EIGHTH, delta=0.0)
+    ledger.register("due", epsilon=1.0, delta=0.0, fingerprint=b"people to come")
+    due = ledger.plan("due", EIGHTH, every="day", times=1)
     return [
         holds("schedules: paid in advance", spent == 0.625 and free, f"ε = {spent} for one run and four of an eighth"),
         refused(
@@ -249,6 +258,10 @@ def _schedules(ledger: Ledger) -> list[Finding]:
             {
                 "one run more": (lambda: ledger.draw("yearly", plans[0].number), ChargeError),
                 "a run that is not due": (lambda: ledger.draw("yearly", plans[1].number), ChargeError),
+                "another run than was planned": (
+                    lambda: ledger.draw("due", due.number, mechanism=acc.PureDP(4.0)),
+                    ChargeError,
+                ),
                 "a run of no schedule": (lambda: ledger.draw("yearly", plain.number), ChargeError),
                 "a run on other data": (
                     lambda: ledger.draw("yearly", plans[1].number, data=ledger.fingerprint(b"strangers")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import math
@@ -11,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,7 @@ from tacit.ledger import BudgetExceeded, Ledger
 from tacit.linear_model import LinearRegression
 from tacit.noise import Key
 from tacit.noise.keys import KeyFileError
-from tacit.pate import ConfidentGNMax
+from tacit.pate import ConfidentGNMax, VoteCounts
 from tacit.report import CardError, Run, describe, describe_fit, make_card, make_page, read_card, write_card
 from tacit.report.operator import make_operator_page, read_log
 from tacit.report.registry import make_record, to_yaml
@@ -42,6 +44,7 @@ from tacit.runs.program import run
 from tacit.runs.progress import Told
 from tacit.runs.read import Form
 from tacit.runs.settings import Settings, SettingsError, again, check_keys
+from tacit.runs.votes import kept
 from tacit.schema import Boolean, Categorical, Numeric, Schema, Unit
 from tacit.selftest import models, tap
 from tacit.selftest.scene import Scene, charged, refused
@@ -272,6 +275,7 @@ validation_every = 5
         )
         search = carry_out(searches.read(place / "tune.toml"), RunFolder(place / "runs", "search", None), quiet)
         search_card = read_card(search.folder / "privacy.json")
+        found = _counted_once(place / "counted")
         texts = _texts(votes.folder) | _texts(search.folder)
         keys = _keys(place)
         spent = {name: charged(books, DELTA, dataset=name) for name in ("votes", "search")}
@@ -285,6 +289,7 @@ validation_every = 5
     # Each release has noise of its own: the sanitised price does not begin with the numbers of the first check.
     first, last = ((d.outcome - d.value).ravel()[0] / d.scale for d in (draws[0], draws[-1]))
     return [
+        found,
         holds("runs: noise of its own", len(draws) > 2 and abs(first - last) > 2e-7, f"{len(draws)} draws"),
         holds(
             "runs: votes",
@@ -306,6 +311,15 @@ validation_every = 5
         holds("runs: private values of others", not leaks, f"found in {leaks}"),
         holds("runs: keys of others", not keys, f"left behind: {keys}"),
     ]
+
+
+def _counted_once(folder: Path) -> Finding:
+    """Noise of a run meets one count of votes, however often the run begins again and whatever became of its data."""
+    folder.mkdir()
+    journal: Any = SimpleNamespace(private=folder)
+    data = iter(([[9, 1], [2, 8]], [[0, 10], [10, 0]]))
+    told = [kept(journal, lambda: VoteCounts(np.array(next(data)), teachers=10)).counts.tolist() for _ in range(2)]
+    return holds("runs: votes counted once", told[0] == told[1] == [[9, 1], [2, 8]], f"counted {told}")
 
 
 def coins_price_nothing(seed: int) -> list[Finding]:
@@ -516,6 +530,14 @@ def cards_say_what_was_done(seed: int) -> list[Finding]:
                 "without a guarantee": (lambda: read_card(Path(folder) / "forged.json"), Exception),
                 "a text": (lambda: read_card(Path(folder) / "text.json"), Exception),
                 "no file": (lambda: read_card(Path(folder) / "none.json"), Exception),
+                "a price under another adjacency": (
+                    lambda: Run("terms", wide, delta=0.02, adjacency="zero-out", epsilon=_price(wide, "replace-one")),
+                    ValueError,
+                ),
+                "a price for another unit": (
+                    lambda: Run("terms", wide, delta=0.02, adjacency="zero-out", epsilon=_price(wide, unit="person")),
+                    ValueError,
+                ),
                 "the number of records, for neighbours that differ in it": (
                     lambda: Run("count", acc.Laplace(1.0), delta=0.0, records=ROWS, records_public=True),
                     ValueError,
@@ -533,6 +555,10 @@ def cards_say_what_was_done(seed: int) -> list[Finding]:
         holds("operator pages", "operator" in operator.lower() and "operator" in page.lower(), "say whom they are for"),
         holds("operator logs", callable(read_log), "are read"),
     ]
+
+
+def _price(mechanism: acc.Mechanism, adjacency: str = "zero-out", unit: str = "record") -> acc.Bound:
+    return dataclasses.replace(acc.epsilon(mechanism, 0.02, adjacency=adjacency), unit=unit)
 
 
 def _other_prices(guarantee: Any) -> Finding:

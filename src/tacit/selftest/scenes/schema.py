@@ -110,9 +110,15 @@ def outliers_move_nobody(seed: int) -> list[Finding]:
     moved = float(np.abs(plain.features - longer.features[1:]).max())
     public = plain.public_rows(0.25)
     crossed = int((public != longer.public_rows(0.25)[1:]).sum())
+    ids = np.repeat([f"person {i}" for i in range(100)], 4)
+    owned = dataclasses.replace(schema, unit=Unit("person", "id"))
+    theirs = owned.encode({n: x[:, i] for i, n in enumerate("abc")} | {"id": ids})[0]
+    people = {share: theirs.public_rows(share).reshape(100, 4) for share in (0.1, 0.5, 0.9)}
+    split = [share for share, rows in people.items() if (rows.any(1) != rows.all(1)).any()]
     few, some, many = (int(plain.public_rows(share).sum()) for share in (0.05, 0.25, 0.9))
     return [
         holds("rows alone (schema)", moved == 0.0, f"an added row moved others by {moved:.3g}"),
+        holds("people whole (public side)", not split, f"rows of one person on two sides at shares {split}"),
         holds("rows alone (public side)", crossed == 0, f"an added row moved {crossed} others to another side"),
         # The hash is fixed and the rows are not: 400 of them are within 12 standard deviations of their share.
         holds("public share", few < 73 and 0 < some < 204 and many > 288, f"{few}, {some}, {many} of 400 are public"),

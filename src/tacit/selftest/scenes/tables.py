@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tacit import accounting as acc
 from tacit.audit import bounds
 from tacit.audit.findings import Finding, holds
 from tacit.ledger import BudgetExceeded
@@ -28,7 +29,7 @@ from tacit.linear_model import (
     Ridge,
     SchemaEncoder,
 )
-from tacit.linear_model.objective import Slope
+from tacit.linear_model.objective import Slope, either, perturb
 from tacit.schema import Boolean, Categorical, Numeric, Schema, SchemaError, Unit
 from tacit.selftest import tap
 from tacit.selftest.scene import Scene, charged, ledger_of, refused
@@ -328,6 +329,13 @@ def _jacobians() -> list[Finding]:
         stated = Slope(length, classes, slots=1, rows=rows).jacobian(ridge)
         if not stated >= rows * one * (1 - 1e-9):
             low.append(f"{classes} classes, {rows} rows: {stated:.4f} of {rows * one:.4f}")
+    made, told = perturb(Slope(5.0), 1.0, DELTA, "add-remove", "record"), []
+    for mu, epsilon in itertools.product((0.1, 0.3, 1.0, 3.0), (0.0, 0.5, 1.0, 2.0)):
+        # Which of two releases is made may depend on the data: each must be paid for.
+        stated = acc.delta(either(made, mu, 1.0, "add-remove", "record"), epsilon).upper
+        needs = max(acc.delta(made.mechanism, epsilon).upper, bounds.gaussian_delta(mu, epsilon))
+        told += [] if stated >= needs * (1 - SLACK) else [f"μ = {mu} at ε = {epsilon}: {stated:.3g} of {needs:.3g}"]
+    low += told
     return [holds("objective perturbation: slopes", not low, "; ".join(low) or "no less than what one row can do")]
 
 

@@ -67,7 +67,8 @@ def follows(layout: Layout, plain: Tensor, weighted: Tensor, weights: Tensor) ->
     if not one.numel():
         return True
     fine = torch.isfinite(one) & torch.isfinite(two)
-    one, two = torch.where(fine, one, 0.0).abs(), torch.where(fine, two, 0.0).abs() / weights.to(two.dtype).unsqueeze(1)
+    one, two = torch.where(fine, one, 0.0).abs(), torch.where(fine, two, 0.0).abs()  # real, also of complex ones
+    two = two / weights.to(two.dtype).unsqueeze(1)
     # What is left after cancellation, or below the range of the type, need not repeat: only sizeable elements count. An
     # element of another example is seen on either side: too small here, or too large there.
     size, largest = torch.maximum(one, two), one.amax(1, keepdim=True)
