@@ -122,6 +122,16 @@ def test_what_is_left_without_its_failures_holds_for_the_same_neighbours() -> No
         assert acc.ApproxDP(1.0, 1e-6, adjacency=adjacency).without_failure()[0].adjacencies() == (adjacency,)
 
 
+@pytest.mark.parametrize(("sigma", "rate"), [(0.5, 1.0), (1.0, 1.0), (1.5, 1.0), (0.8, 0.1)])
+def test_distributions_of_dp_accounting_come_in_as_they_are_made_without_options(sigma: float, rate: float) -> None:
+    """Its smallest masses are rounded, times e^10 and more: as they stand they are the law of no pair."""
+    pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
+    brought = acc.LossLaw.from_dp_accounting(pld.from_gaussian_mechanism(sigma, sampling_prob=rate))
+    for count in (1, 8):
+        truth = acc.epsilon(poisson(rate, sigma, count) if rate < 1 else acc.Gaussian(sigma) * count, 1e-6)
+        assert truth.lower <= acc.epsilon(brought * count, 1e-6).upper <= truth.upper * 1.0001
+
+
 def test_distributions_of_dp_accounting_come_in_and_go_out() -> None:
     pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
     theirs = pld.from_gaussian_mechanism(1.0, sampling_prob=0.05, value_discretization_interval=5e-3)

@@ -17,6 +17,7 @@ from tacit.linear_model import LinearRegression, LogisticRegression, from_json, 
 from tacit.report import read_card
 from tacit.runs import fit as fits
 from tacit.runs.check import check
+from tacit.runs.read import DataError
 from tacit.schema import Boolean, Categorical, Numeric, Schema, Unit
 
 COLUMNS = (
@@ -258,6 +259,32 @@ def test_check_names_what_does_not_match(tmp_path):
     texts = [one.text for one in check(path, schema).findings]
     assert "6 rows say 'Nroth'; did you mean 'north'?; they go to 'other'" in texts
     assert "no row has 'south'" in texts
+
+
+def test_check_sees_ids_dates_and_texts_that_are_declared_as_something_else(tmp_path):
+    rows = [
+        f"{5000 + i},2023-{1 + i % 12:02}-{1 + i % 28:02},{'a note of some length on visit ' + str(i)},person {i // 3}"
+        for i in range(300)
+    ]
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join(["number,seen,note,person", *rows]) + "\n")
+    declared = (Numeric("number", 0, 9000), Categorical("seen", ["2023-01-01"]), Categorical("note", ["a"]))
+    told = [f"{one.column}: {one.text}" for one in check(path, Schema(declared, Unit("person"))).findings]
+    for said in ("number: a different whole number in every row", "seen: looks like dates", "note: looks like a diff",
+                 "person: looks like ids that repeat (100 in 300 rows)"):  # fmt: skip
+        assert any(text.startswith(said) for text in told), (said, told)
+    path.write_text("\n".join(["number,person", *(f"{i % 7},{'' if i == 9 else i // 3}" for i in range(60))]) + "\n")
+    view = check(path, Schema((Numeric("number", 0, 9),), Unit("person", "person")))
+    assert [one.refused for one in view.findings if "1 rows have no id" in one.text] == [True]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"), [("a\ngröße\n".encode("latin-1"), "UTF-8"), (b"a;b\n1;2\n", "not a semicolon")]
+)
+def test_a_table_that_is_written_otherwise_is_refused_with_what_to_do(tmp_path, data, said):
+    (tmp_path / "a.csv").write_bytes(data)
+    with pytest.raises(DataError, match=said):
+        check(tmp_path / "a.csv", Schema((Numeric("a", 0, 1),), Unit("record")))
 
 
 def test_values_far_beyond_the_bounds_fill_no_more_of_them(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
+import polars as pl
 import pytest
 from scipy.stats import binom
 from sklearn.linear_model import LogisticRegression as Plain
@@ -304,3 +305,18 @@ def test_class_weights_are_public_or_paid_for():
             LogisticRegression(bounds=(-1, 1), class_weight=wrong).fit(x, y)
     with pytest.raises(ValueError, match="counts the classes privately"):
         LogisticRegression(bounds=(-1, 1), class_weight="balanced", method="dp-sgd").fit(x, y)
+
+
+@pytest.mark.parametrize(("rows", "epsilon", "method"), [(300, 0.1, "auto"), (50, 1.0, "sufficient-statistics")])
+def test_no_average_over_categories_is_stated_where_the_noise_hides_how_many_rows_they_have(rows, epsilon, method):
+    """The wrong version stated 0 ± 0 of a category that noise gave all the rows: none of 29 such intervals covered."""
+    generator = np.random.default_rng(1)
+    schema = Schema(
+        (Categorical("town", ["a", "b"]), Numeric("w", 0, 1), Numeric("y", 0, 1, target=True)), Unit("person")
+    )
+    for _ in range(25):
+        town, w = generator.choice(["a", "b"], rows), generator.random(rows)
+        y = np.clip(0.3 + 0.2 * w + 0.2 * (town == "b") + 0.1 * generator.normal(size=rows), 0, 1)
+        table = pl.DataFrame({"town": town, "w": w, "y": y})
+        fitted = LinearRegression(epsilon=epsilon, bounds=schema, method=method).fit(table)
+        assert np.isinf(fitted.confidence_interval()[:3]).all()

@@ -24,6 +24,10 @@ from tacit.accounting.renyi import members_of, standing_pair
 
 #: By how much probabilities may miss 1, in all.
 ROUNDED = 1e-9
+#: How far masses times e^-loss may add up to more than 1.
+ROUNDED_UNDER_Q = 1e-6
+#: The most probability whose loss is raised to make a law of dp-accounting that of a pair.
+MOST_RAISED = 1e-4
 
 
 def _numbers(name: str, values: Any, *, least: float = -math.inf, most: float = math.inf) -> tuple[float, ...]:
@@ -137,6 +141,23 @@ class Outcomes(_Brought):
         return finite_law(p / math.fsum(p), q / math.fsum(q))
 
 
+def _raised(losses: Array, masses: Array) -> tuple[Array, Array]:
+    """The law with its lowest losses raised until it is that of a pair: its mass times e^-loss is at most 1.
+
+    dp-accounting's smallest masses are rounded as numbers near 1 are, and e^-loss multiplies that. A loss that is
+    raised says more than there is. A law of which much would have to be raised is left as it is, and refused.
+    """
+    with np.errstate(over="ignore"):
+        under = masses * np.exp(-losses)
+        below = np.cumsum(masses) * np.exp(-losses)
+    above = np.append(np.cumsum(under[::-1])[::-1][1:], 0.0)
+    fits = np.flatnonzero(below + above <= 1.0)
+    if math.fsum(under) <= 1.0 or not len(fits) or math.fsum(masses[: fits[0]]) > MOST_RAISED:
+        return losses, masses
+    first = int(fits[0])
+    return losses[first:], np.append(math.fsum(masses[: first + 1]), masses[first + 1 :])
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class LossLaw(_Brought):
     """A mechanism by its privacy-loss distribution: the values of the loss and their probabilities.
@@ -192,7 +213,7 @@ class LossLaw(_Brought):
             # the masses of Q are those of P times e^-loss
             with np.errstate(over="ignore"):
                 other = math.fsum(np.array(masses) * np.exp(-np.array(losses)))
-            if not other <= 1 + 1e-6:
+            if not other <= 1 + ROUNDED_UNDER_Q:
                 raise AccountingError(
                     f"no pair has this law: the masses times e^-loss add up to {other:g}, more than 1. "
                     "Give the masses under P, the law that has the record"
@@ -251,10 +272,14 @@ class LossLaw(_Brought):
                 infinity = float(min(1.0, max(pmf._infinity_mass, 0.0)))
                 # truncation may leave a little unaccounted for: it counts as infinite loss
                 infinity = min(1.0, max(infinity, 1 - math.fsum(masses)))
+                # what is too much is taken from the lowest losses
+                excess = max(0.0, math.fsum(masses) + infinity - 1)
+                low = int(np.searchsorted(np.cumsum(masses), excess))
+                masses[: low + 1] = np.append(np.zeros(low), max(0.0, math.fsum(masses[: low + 1]) - excess))
                 kept = masses > 0
-                masses = masses * ((1 - infinity) / math.fsum(masses))
                 losses = np.array(steps, dtype=float) * float(pmf._discretization)
-                sides.append((tuple(losses[kept].tolist()), tuple(masses[kept].tolist()), infinity))
+                raised, left = _raised(losses[kept], masses[kept])
+                sides.append((tuple(raised.tolist()), tuple(left.tolist()), infinity))
         except AttributeError as error:
             raise AccountingError(f"not a PrivacyLossDistribution of dp-accounting: {error}") from None
         other = sides[1] if len(sides) > 1 else ((), (), 0.0)

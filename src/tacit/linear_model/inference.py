@@ -70,12 +70,16 @@ class Estimate:
         def both(matrix: Floats) -> Floats:
             return reference.of(reference.of(matrix).T)
 
+        theta, open_ = reference.of(self.theta), reference.open
+        theirs = (open_ > 0).astype(np.float64)  # the coefficients of each column's categories
+        unsure = reference.moved * (theirs @ theta**2)  # the variance that the noise of shares gives their average
+        vague = open_[reference.moved * theirs.sum(axis=1) > HIDDEN**2]
         return dataclasses.replace(
             self,
-            theta=reference.of(self.theta),
+            theta=theta,
             inverse=reference.of(self.inverse),
-            hidden=both(self.hidden),
-            noise=both(self.noise),
+            hidden=both(self.hidden) + vague.T @ vague,
+            noise=both(self.noise) + (open_.T * unsure) @ open_,
             wider=None if self.wider is None else reference.of(self.wider),
             reference=reference,
         )
@@ -133,25 +137,33 @@ class Reference:
     """Which of the coefficients with the same predictions are stated: a column's categories average to zero over the
     rows, and the constant takes up the rest. So a category without rows hides no other.
 
-    ``open`` holds the directions that change no prediction, ``shares`` the parts of the categories in their column.
+    ``open`` holds the directions that change no prediction, ``shares`` the parts of the categories in their column, and
+    ``moved`` the variance that noise gave each of these parts: where it could be any, nothing is known of an average.
     """
 
     open: Floats
     shares: Floats
+    moved: Floats
 
     def of(self, values: Floats) -> Floats:
         """Coefficients (or one column for each of several) as they are stated."""
         return np.asarray(values - self.open.T @ (self.shares @ values))
 
 
-def reference(features: Features, width: int, counts: Floats | None = None) -> Reference:
-    """By the released numbers of rows, ``counts``, of which those of categories count; equal shares without them."""
+def reference(features: Features, width: int, counts: Floats | None = None, noise: float = 0.0) -> Reference:
+    """By the released numbers of rows, ``counts``, of which those of categories count; equal shares without them.
+
+    ``noise`` is the standard deviation of each number.
+    """
     directions = open_directions(features, width)
     masks = [np.r_[np.zeros(width - len(mask)), mask] for mask in features.block_masks()]
     rows = [mask if counts is None else mask * np.maximum(counts, 0.0) for mask in masks]
     rows = [some if some.any() else mask for some, mask in zip(rows, masks, strict=True)]
-    shares = np.array([row / row.sum() for row in rows[len(rows) - len(directions) :]]).reshape(-1, width)
-    return Reference(directions, shares)
+    rows, masks = rows[len(rows) - len(directions) :], masks[len(masks) - len(directions) :]
+    shares = np.array([row / row.sum() for row in rows]).reshape(-1, width)
+    totals = np.array([0.0 if counts is None else float(mask @ counts) for mask in masks])
+    moved = np.divide(noise, totals, out=np.full(len(totals), np.inf if noise else 0.0), where=totals > 0)
+    return Reference(directions, shares, np.minimum(moved, 1.0) ** 2)
 
 
 def estimate(

@@ -148,7 +148,8 @@ class LinearBase(RegressorMixin, WithIntervals, PrivateEstimator):  # type: igno
         ``squares`` in all can ask for.
         """
         found = seen or self._seen(task, gram, vector, noise, penalty)
-        found = found.referred(inference.reference(task.features, task.width, np.diag(gram)))
+        whose = inference.reference(task.features, task.width, np.diag(gram), math.sqrt(2) * noise.matrix)
+        found = found.referred(whose)
         plain = found.even(gram, noise.matrix)
         return found, plain, inference.widest(found, plain, squares, task.shape, task.features)
 

@@ -513,7 +513,9 @@ class LogisticRegression(LinearClassifier):
             penalty=penalty,
         )
         odds = math.sqrt(float(np.trace(found.noise)) * task.shape.norm_squared / task.width)
-        found = found.referred(inference.reference(task.features, task.width, np.diag(noisy)))
+        found = found.referred(
+            inference.reference(task.features, task.width, np.diag(noisy), math.sqrt(2) * noise.matrix)
+        )
         rows = max(count, task.width + 1.0)
         plain = found.even(np.asarray(noisy), noise.matrix)
         ratios = inference.score_sums(source, binary_residual, theta[:, 0], found, plain, 1.0, rows, scores)

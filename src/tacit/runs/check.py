@@ -95,7 +95,17 @@ def _numeric(column: Numeric, table: pl.DataFrame) -> list[Mismatch]:
         dates = _share_of_dates(wrong) > 0.9
         what = "dates; declare kind = 'date'" if dates else f"text, such as {_some(wrong)}"
         return [*found, Mismatch(column.name, f"{len(wrong):,} values are {what}", refused=True)]
-    return found + _inside(column, numbers)
+    return found + _numbered(column, numbers.drop_nulls()) + _inside(column, numbers)
+
+
+def _numbered(column: Numeric, numbers: pl.Series) -> list[Mismatch]:
+    """Whole numbers of which nearly all between the least and the greatest occur, each once, are no measurement."""
+    rows = len(numbers)
+    if rows < 20 or numbers.n_unique() < rows or not (numbers == numbers.round()).all():
+        return []
+    if float(numbers.max()) - float(numbers.min()) > 2 * rows:  # type: ignore[arg-type]
+        return []
+    return [Mismatch(column.name, "a different whole number in every row: ids? They predict nothing; leave them out")]
 
 
 def _inside(column: Numeric, numbers: pl.Series) -> list[Mismatch]:
@@ -139,6 +149,9 @@ def _categories(column: Categorical, values: pl.Series) -> list[Mismatch]:
         near = _nearest(value, column.categories)
         where = "go to 'other'" if column.other else "are refused"
         found.append(Mismatch(column.name, f"{count:,} rows say {value!r}{near}; they {where}", not column.other))
+    what = _kind(values.drop_nulls())
+    if len(unknown) > SHOWN and what:
+        found.append(Mismatch(column.name, f"looks like {what}, and is declared with categories"))
     if len(unknown) > SHOWN:
         rest = sum(count for _, count in unknown[SHOWN:])
         found.append(
@@ -167,6 +180,9 @@ def _units(schema: Schema, table: pl.DataFrame) -> list[Mismatch]:
     if ids is not None:
         if ids not in table.columns:
             return [Mismatch(ids, f"the ids of each {unit} are not in the table{_nearest(ids, table.columns)}", True)]
+        absent = int(_texts(table[ids]).fill_null("").is_in(["", "NaN"]).sum())
+        if absent:
+            return [Mismatch(ids, f"{absent:,} rows have no id of a {unit}: every row needs its owner", True)]
         counts = table[ids].value_counts()["count"]
         typical, most = int(np.median(counts.to_numpy())), int(counts.to_numpy().max())
         lost = 1 - counts.clip(upper_bound=1).sum() / table.height
@@ -177,7 +193,8 @@ def _units(schema: Schema, table: pl.DataFrame) -> list[Mismatch]:
     found = []
     for name in table.columns:
         distinct = table[name].n_unique()
-        if name not in used and name.lower().endswith("id") and 1 < distinct < table.height:
+        named = name.lower().endswith("id") or name.lower() == unit.lower()
+        if name not in used and named and 1 < distinct < table.height:
             found.append(
                 Mismatch(
                     name,
@@ -195,17 +212,20 @@ def _unnamed(schema: Schema, table: pl.DataFrame) -> list[Mismatch]:
     for name in table.columns:
         if name in used:
             continue
-        values = table[name].cast(pl.String, strict=False).drop_nulls()
-        if len(values) and _share_of_dates(values) > 0.9:
-            what = "dates; with kind = 'date' they could be used"
-        elif len(values) and values.n_unique() == len(values) and table.height > 1:
-            what = "a different value in every row: ids, or free text"
-        elif len(values) and int(values.str.len_chars().sum()) > LONG * len(values):
-            what = "free text"
-        else:
-            what = "ignored"
-        found.append(Mismatch(name, f"not in the schema: {what}"))
+        what = _kind(table[name].cast(pl.String, strict=False).drop_nulls())
+        found.append(Mismatch(name, f"not in the schema: {what or 'ignored'}"))
     return found
+
+
+def _kind(values: pl.Series) -> str:
+    """What texts look like, in words, if it is no categories."""
+    if len(values) and _share_of_dates(values) > 0.9:
+        return "dates; with kind = 'date' they could be used"
+    if len(values) > 1 and values.n_unique() == len(values):
+        return "a different value in every row: ids, or free text"
+    if len(values) and int(values.str.len_chars().sum()) > LONG * len(values):
+        return "free text"
+    return ""
 
 
 def _share_of_dates(values: pl.Series) -> float:

@@ -103,7 +103,10 @@ def read_table(path: Path, schema: Schema | None = None, *, texts: bool = False)
         else:
             raise DataError(f"{path}: a table is a .csv or .parquet file. {texts_go_to(str(path))}")
     except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError):
-        raise DataError(f"{path} cannot be read as a {path.suffix.lstrip('.')} file") from None
+        how = "; save it as UTF-8, with a comma between values" if path.suffix.lower() == ".csv" else ""
+        raise DataError(f"{path} cannot be read as a {path.suffix.lstrip('.')} file{how}") from None
+    if frame.width == 1 and path.suffix.lower() == ".csv" and any(sign in frame.columns[0] for sign in ";\t"):
+        raise DataError(f"{path} has one column: write a comma between values, not a semicolon or a tab")
     if frame.height == 0:
         raise DataError(f"{path} has no rows")
     return frame if schema is None or path.suffix.lower() != ".csv" else _with_numbers(frame, schema)
