@@ -204,3 +204,10 @@ def test_what_cannot_be_compared_is_refused():
         audit_two_worlds(lambda data: [0.0] * (1 + data), 0, 1, epsilon=1.0, repeats=50)
     with pytest.raises(ValueError, match="declared"):
         audit_estimator(object.__new__(torch.nn.Identity), *WORLDS)
+
+
+def test_scores_that_are_equal_tell_nothing_and_no_number_is_a_score():
+    same = np.zeros(400)
+    assert two_world_evidence(same, same, 0.0).certified == 0.0
+    assert audit_two_worlds(lambda data: [np.nan, np.inf][data], 0, 1, epsilon=0.5, repeats=400).verdict != "pass"
+    assert audit_two_worlds(lambda data: [0.0, np.nan][data], 0, 1, epsilon=0.5, repeats=400).verdict == "fail"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -228,6 +229,17 @@ def test_a_model_file_reads_back_to_the_same_answers():
             from_json(json.dumps(values))
     with pytest.raises(ValueError, match="a fitted estimator"):
         to_json(LinearRegression())
+
+
+def test_an_accuracy_is_between_none_and_all_of_the_rows_and_halfway_for_half_the_error():
+    """Each row has one number in [0, 1], whatever was predicted: that is what one unit moves."""
+    assert np.array_equal(fits.sums(np.array([7.0, -3.0, 0.5, 1.0])), [2.5, 1.5])
+    schema = Schema((Numeric("a", 0, 1), Numeric("b", 0, 10, target=True)), Unit("record"))
+    table = pl.DataFrame({"a": [0.5] * 4, "b": [0.0, 5.0, 10.0, 99.0]})
+    cases = {0.0: [1, 0.5, 0, 0], 10.0: [0, 0.5, 1, 1], 1e9: [0, 0.5, 1, 1], 5.0: [0.5, 1, 0.5, 0.5]}
+    for predicted, right in cases.items():
+        fitted = SimpleNamespace(predict=lambda rows, value=predicted: np.full(len(rows), value))
+        assert fits._answers(fitted, table, schema) == pytest.approx(right)
 
 
 # -- check -------------------------------------------------------------------------------------------------------------

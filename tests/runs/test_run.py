@@ -9,6 +9,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -19,8 +20,9 @@ from typer.testing import CliRunner
 
 import tacit
 from tacit.cli import build
-from tacit.ledger import BudgetExceeded, Ledger
+from tacit.ledger import BudgetExceeded, EvaluationData, Ledger
 from tacit.report import card
+from tacit.runs import evaluate
 from tacit.runs.journal import NameTaken
 from tacit.runs.progress import Interrupted, Live
 from tacit.runs.settings import Settings, SettingsError, saved
@@ -130,6 +132,20 @@ def test_the_result_holds_model_privacy_card_report_and_metrics(clinic, capsys):
     told = capsys.readouterr()
     assert (told.out, told.err.count("\n")) == ("", 1)  # no terminal: one line at the end
     assert told.err.startswith("tacit: runs/a: ε = 3")
+
+
+def test_a_model_that_is_sure_of_everything_is_measured_too():
+    """Probabilities of exactly 0 and 1 are probabilities: a run that was paid for ends with its figures."""
+    model = torch.nn.Linear(1, 2, bias=False)
+    model.weight.data = torch.tensor([[-1e4], [1e4]])
+    x = torch.tensor([[1.0]] * 6 + [[-1.0]] * 4)
+    for wrong in (0, 3):
+        y = (x[:, 0] > 0).float()
+        y[:wrong] = 0
+        held = SimpleNamespace(test=(x, y), schema=SCHEMA)
+        data = EvaluationData.declared_public((x, y), because="made up")
+        found = {one.metric: one.value.value for one in evaluate._quality(held, model, data)}
+        assert found["calibration error"] == pytest.approx(wrong / 10)
 
 
 @pytest.mark.parametrize("kind", ["polars", "pandas", "columns", "records"])

@@ -609,6 +609,8 @@ def written() -> list[Mutant]:
         body = "".join(lines[around.lineno - 1 : around.end_lineno]) if around else ""
         if around is None or body.count(one["old"]) != 1:
             continue
+        for part in () if one.get("statement") else (one["old"], one["new"]):
+            ast.parse(part, mode="eval")  # anything else would break the file that holds all mutants
         begin = first + body.index(one["old"])
         key = hashlib.sha256(f"{one['old']} {one['new']}".encode()).hexdigest()[:6]
         found.append(

@@ -10,6 +10,7 @@ import numpy as np
 from tacit import accounting as acc
 from tacit.audit.findings import Finding, holds
 from tacit.ledger import BudgetExceeded, Ledger
+from tacit.ledger.rules import epsilon_alone
 from tacit.selftest.scene import Scene
 
 ORDERS, EPSILON, DELTA = (3.0, 8.0, 24.0), 2.0, 1e-2
@@ -58,6 +59,13 @@ def failures_stay_failures(seed: int) -> list[Finding]:
             told = [acc.epsilon(selected, at).upper, float(acc.renyi(selected, [4.0])[0])]
             if not all(math.isinf(one) for one in told):
                 low.append(f"{law}: ε = {told[0]:.4g} at δ = {at:g}, Rényi {told[1]:.4g}")
+    # Releases that fail one by one fail together as often as all of them.
+    several = acc.ApproxDP(0.1, 1e-3) * 3
+    for delta in (1e-3, 2e-3, 2.9e-3):
+        if not epsilon_alone(several, delta, "add-remove") >= acc.epsilon(several, delta).lower:
+            low.append(f"three releases that fail with δ = 0.001 each, at δ = {delta:g}")
+    with contextlib.suppress(acc.UnitError):
+        low.append(f"records and people: {acc.Gaussian(1.0, unit='record') + acc.Gaussian(1.0, unit='person')!r}")
     return [holds("selection: failures", not low, "; ".join(low) or "no ε below the probability of a failure")]
 
 

@@ -169,6 +169,10 @@ def _refused_changes(ledger: Ledger, kind: str) -> Finding:
         ),
         "the charge of somebody else": (lambda: ben.bind("kept", made.number, {"model": "ab" * 32}), ChargeError),
         "a charge that was confirmed": (lambda: analyst.resume("kept", made.number), ChargeError),
+        "neighbours of one size whose size is private": (
+            lambda: ledger.register("s", epsilon=1.0, delta=0.0, adjacency="zero-out", size_public=False),
+            TermsError,
+        ),
         "a window of nothing": (lambda: ledger.register("w", epsilon=1.0, delta=0.0, window=0), TermsError),
         "a renewal without end": (
             lambda: ledger.register("r", epsilon=1.0, delta=0.0, renewal={**daily, "times": 10**6}),

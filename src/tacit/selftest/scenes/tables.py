@@ -486,7 +486,8 @@ def fits_are_charged(seed: int) -> list[Finding]:
                 f"{charges} charges, ε = {spent:.4f} for a claim of {claimed:.4f}",
             )
         )
-    poor = ledger_of(0.1, 1e-6)
+    poor, several = ledger_of(0.1, 1e-6), ledger_of()
+    several.register("others", epsilon=1000.0, delta=1e-2)
 
     def search() -> None:
         cross_val_score(LinearRegression(bounds=(-1, 1), target_bounds=(-1, 1)), x, y, cv=2, error_score="raise")
@@ -498,6 +499,7 @@ def fits_are_charged(seed: int) -> list[Finding]:
     nan = np.where(np.arange(len(x))[:, None] == 3, np.nan, x)
     cases_refused: dict[str, tuple[Callable[[], object], Any]] = {
         "a search without a ledger": (search, SearchRefused),
+        "data of several that are not named": (fit(ledger=several), ValueError),
         "no bounds": (fit(bounds=None), ValueError),
         "no bounds of the target": (fit(target_bounds=None), ValueError),
         "bounds in reverse": (fit(bounds=(1, -1)), ValueError),
