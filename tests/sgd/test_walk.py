@@ -10,4 +10,4 @@ from tools.walk import MODELS, steady_step
 def test_a_steady_step_walks_through_few_files_and_not_deep(name):
     walk = steady_step(name, compiled=False)
     assert len({file for file, _ in walk.calls}) <= 15  # probes and moving rows have their own files
-    assert len(walk.deepest) <= 10
+    assert len(walk.deepest) <= 11  # a pass is begun where it is used, so that nobody else keeps it

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy.interpolate import CubicSpline
 
 from tacit.accounting.contour import Parts, Unsuitable, log_mgf_real
 from tacit.accounting.crossing import Ends
@@ -107,6 +106,8 @@ class Block:
             x = roots[i] = self._root(float(knots[i]) / self.last, x)
         if len(knots) < 4:
             return np.asarray(np.exp(np.interp(np.log(counts), np.log(knots), np.log(roots))))
+        from scipy.interpolate import CubicSpline  # it brings much of scipy, which no other price needs
+
         return np.asarray(np.exp(CubicSpline(np.log(knots), np.log(roots))(np.log(counts))))
 
     def _root(self, share: float, x: float) -> float:

@@ -63,7 +63,7 @@ def two_world_powers(
 
     Example:
         >>> rng = np.random.default_rng(0)
-        >>> seen = rng.laplace(size=1000), 1 + rng.laplace(size=1000)
+        >>> seen = rng.laplace(size=2000), 1 + rng.laplace(size=2000)
         >>> two_world_powers(*seen, claimed=1.0, delta=0.0, significance=0.05, rng=rng)[1].enough
         True
     """

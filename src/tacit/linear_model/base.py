@@ -387,8 +387,24 @@ class PrivateEstimator(surroundings.RefusesSearch, BaseEstimator):  # type: igno
         """Charge, release and publish what the task says."""
         raise NotImplementedError
 
-    def _asked(self, X: Any, y: Any, groups: Any = None) -> Priced:
-        """What a fit to such rows would run, and for which neighbours; nothing is computed from them or charged."""
+    def asked(self, X: Any, y: Any, groups: Any = None) -> Priced:
+        """What a fit to such rows would run, and for which neighbours; nothing is computed from them or charged.
+
+        Args:
+            X: Rows with the columns of the fit; made-up ones will do.
+            y: The target, one value for each row.
+            groups: The id of the unit that owns each row.
+
+        Returns:
+            Its ``mechanism``, for :mod:`tacit.accounting`, and its ``adjacency``.
+
+        Example:
+            >>> from tacit.accounting import epsilon
+            >>> from tacit.linear_model import LinearRegression
+            >>> planned = LinearRegression(1.0, bounds=(-1, 1), target_bounds=(-1, 1)).asked([[0.5]] * 9, [0.1] * 9)
+            >>> round(epsilon(planned.mechanism, delta=1e-6, adjacency=planned.adjacency).upper, 3)
+            1.0
+        """
         self._asking = True
         try:
             self.fit(X, y, groups=groups)

@@ -277,7 +277,7 @@ class _Base:
         else:
             low, high = made.get_params().get("target_bounds") or (-1.0, 1.0)
             target = generator.uniform(low, high, len(self.y))
-        asked = getattr(made, "_asked", None)  # an estimator of tacit's says it without the fit
+        asked = getattr(made, "asked", None)  # an estimator of tacit's says it without the fit
         stated = made.fit(rows, target, **self.whose).privacy_ if asked is None else asked(rows, target, **self.whose)
         self.counted |= stated.adjacency != (made.get_params().get("adjacency") or "add-remove")
         mechanism: acc.Mechanism = stated.mechanism
