@@ -40,6 +40,7 @@ TRUNCATED = acc.TruncatedPoissonSampled(acc.Laplace(2.0), 0.3, examples=40, max_
         (lambda: gamma_for(math.inf, 1.0), "above 1"),
         (lambda: acc.FixedSizeSampled(acc.Gaussian(1.0), 2, 10).renyi("replace-one", ORDERS, 2), "groups"),
         (lambda: acc.compare_samplers(acc.Gaussian(2.0), batch=5, examples=20, steps=-1, delta=1e-5), "steps"),
+        (lambda: acc.compare_samplers(acc.Gaussian(2.0), batch=5, examples=20, steps=2, delta=1e-5, group=0), "group"),
         (lambda: acc.compare_samplers(acc.Gaussian(2.0), batch=5, examples=20, steps=2.5, delta=1e-5), "steps"),
         (lambda: acc.epsilon(acc.RandomizedResponse(1.0), 0.0), "everybody can see who answered"),
         (lambda: acc.epsilon(acc.Shuffled(acc.Gaussian(1.0)), 1e-5), "moves the boundaries"),

@@ -282,8 +282,12 @@ def test_check_sees_ids_dates_and_texts_that_are_declared_as_something_else(tmp_
     path.write_text("\n".join(["number,seen,note,person", *rows]) + "\n")
     declared = (Numeric("number", 0, 9000), Categorical("seen", ["2023-01-01"]), Categorical("note", ["a"]))
     told = [f"{one.column}: {one.text}" for one in check(path, Schema(declared, Unit("person"))).findings]
-    for said in ("number: a different whole number in every row", "seen: looks like dates", "note: looks like a diff",
-                 "person: looks like ids that repeat (100 in 300 rows)"):  # fmt: skip
+    for said in (
+        "number: a different whole number in every row",
+        "seen: declared with categories, and looks like dates",
+        "note: declared with categories, and looks like a diff",
+        "person: looks like ids that repeat (100 in 300 rows)",
+    ):
         assert any(text.startswith(said) for text in told), (said, told)
     path.write_text("\n".join(["number,person", *(f"{i % 7},{'' if i == 9 else i // 3}" for i in range(60))]) + "\n")
     view = check(path, Schema((Numeric("number", 0, 9),), Unit("person", "person")))

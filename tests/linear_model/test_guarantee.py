@@ -404,3 +404,22 @@ def test_budgets_out_of_numpy_are_numbers_too():
     made = LinearRegression(np.float32(1.0), np.float64(1e-5), coef_norm=np.float32(2.0), **BOUNDS).fit(x, y)
     assert 0.999 < made.privacy_.upper <= 1.0
     assert LinearRegression(np.int64(1), np.int64(0), **BOUNDS).fit(x, y).privacy_.delta == 0
+
+
+@pytest.mark.parametrize("method", ["adaptive", "gradient-descent", "objective-perturbation", "dp-sgd", "moments"])
+def test_what_a_fit_would_run_is_said_for_made_up_rows_and_charged_to_nobody(method):
+    """The ledger knows the table, and made-up rows are not it; what is said is what the fit then runs."""
+    x, generator = np.random.default_rng(0).uniform(-1, 1, (200, 2)), np.random.default_rng(1)
+    y = (x[:, 0] > 0).astype(int)
+    ledger = Ledger()
+    ledger.register("people", epsilon=2.0, delta=1e-5, fingerprint=(x, y))
+    terms = {"epsilon": 1.0, "delta": 1e-6, "bounds": (-1, 1), "ledger": ledger, "dataset": "people"}
+    if method == "moments":
+        made = LinearRegression(target_bounds=(0, 1), method="sufficient-statistics", **terms)
+    else:
+        made = LogisticRegression(classes=[0, 1], **({} if method == "adaptive" else {"method": method}), **terms)
+    said = made.asked(generator.uniform(-1, 1, x.shape), generator.integers(0, 2, len(y)))
+    assert ledger.budget("people").charges == 0
+    fitted = made.fit(x, y)
+    assert (said.mechanism, said.adjacency) == (fitted.privacy_.mechanism, fitted.privacy_.adjacency)
+    assert ledger.budget("people").charges == 1

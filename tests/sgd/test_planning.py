@@ -5,6 +5,7 @@ import gc
 
 import pytest
 import torch
+from tests.sgd.test_checks import Choosing
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
@@ -155,17 +156,6 @@ class Peak(TorchDispatchMode):
         return found
 
 
-class Compiling(nn.Module):
-    """Takes one of two ways, by an operator that torch compiles as it runs."""
-
-    def __init__(self):
-        super().__init__()
-        self.line = nn.Linear(3, 2)
-
-    def forward(self, x):
-        return self.line(torch.cond(x.max() > 0, torch.neg, torch.tanh, (x,)))
-
-
 @pytest.mark.parametrize("between", [[nn.Tanh()], [nn.SiLU(), nn.Softplus(), nn.SiLU()]])
 @pytest.mark.parametrize("after", [False, True])
 def test_a_first_step_short_of_memory_needs_little_more_than_a_later_one(scarce, between, after):
@@ -175,7 +165,7 @@ def test_a_first_step_short_of_memory_needs_little_more_than_a_later_one(scarce,
     """
     if after:
         with pytest.raises(ClippingError):
-            clipped_grad(Compiling(), nn.CrossEntropyLoss(reduction="none"), (torch.ones(4, 3), torch.zeros(4).long()))
+            clipped_grad(Choosing(), nn.CrossEntropyLoss(reduction="none"), (torch.ones(4, 3), torch.zeros(4).long()))
 
     def peak(model):
         gc.collect()

@@ -245,6 +245,23 @@ class Between:
         return self.above.middle(epsilon)
 
 
+def nodes_needed(enough: Callable[[int], bool]) -> int:
+    """The fewest nodes, to a sixteenth, that are enough.
+
+    >>> nodes_needed(lambda nodes: nodes >= 100)
+    100
+    """
+    low, high = 8, 16
+    while not enough(high):
+        low, high = high, 2 * high
+        if high > MAX_NODES:
+            raise Unsuitable
+    while high - low > max(1, low // 16):
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
 def _log1p(u: ComplexArray) -> ComplexArray:
     """log(1 + u) to full accuracy for small complex u, which numpy's own does not keep."""
     x, y = u.real, u.imag
@@ -395,15 +412,7 @@ class _Line:
             t = nodes * step
             return log_tail(t) + log_all - c * epsilon - math.log(math.pi * t) <= want
 
-        low, high = 8, 16
-        while not enough(high):
-            low, high = high, 2 * high
-            if high > MAX_NODES:
-                raise Unsuitable
-        while high - low > max(1, low // 16):
-            middle = (low + high) // 2
-            low, high = (low, middle) if enough(middle) else (middle, high)
-        t = step * np.arange(high + 1)
+        t = step * np.arange(nodes_needed(enough) + 1)
         self.z: ComplexArray = c + 1j * t
         self.log_kernel = np.log(self.z * (self.z + 1))
         self.weight = np.full(len(t), step / math.pi)

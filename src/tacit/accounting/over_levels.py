@@ -16,13 +16,13 @@ import numpy as np
 
 from tacit.accounting.contour import Parts, Unsuitable, log_mgf_real
 from tacit.accounting.crossing import Ends
-from tacit.accounting.levels import Band, Levels
+from tacit.accounting.levels import Band, Levels, nodes_needed
 from tacit.accounting.losses import ROUND, Array, ComplexArray
 
 #: Counts of one block lie within this factor.
 BLOCK = 5.0
-#: Accuracy asked of δ, as an exponent of e, and the most nodes of one band.
-DIGITS, MAX_NODES = 12.0, 3000
+#: Accuracy asked of δ, as an exponent of e.
+DIGITS = 12.0
 #: At how many counts of a block ε is searched for; between them it is guessed.
 KNOTS = 14
 #: Half the width asked of ε, relative and absolute, and how much more is tried where that is too little.
@@ -241,16 +241,9 @@ class _Line:
             self.log_last = math.log(math.pi * t)
             return all(float(self._log_left(np.asarray(s))) - c * e <= want for s, e in self.ends)
 
-        low, high = 8, 16
-        while not enough(high):
-            low, high = high, 2 * high
-            if high > MAX_NODES:
-                raise Unsuitable
-        while high - low > max(1, low // 16):
-            middle = (low + high) // 2
-            low, high = (low, middle) if enough(middle) else (middle, high)
-        t = step * np.arange(high + 1)
-        enough(high)
+        nodes = nodes_needed(enough)
+        t = step * np.arange(nodes + 1)
+        enough(nodes)
         self.z: ComplexArray = c + 1j * t
         self.kernel = step / math.pi / (self.z * (self.z + 1))
         self.kernel[0] /= 2

@@ -130,6 +130,7 @@ def compare_samplers(
         sampler ...
         poisson        1.366            1.366            2.074 ...
     """
+    check_whole("group", group)
     runs = sampler_runs(mechanism, batch=batch, examples=examples, steps=steps, max_batch=max_batch)
     passes = math.ceil(steps / math.ceil(examples / batch))
     prices: dict[tuple[str, str], Bound] = {}

@@ -143,7 +143,7 @@ class PrivateEstimator(surroundings.RefusesSearch, BaseEstimator):  # type: igno
         unit = self._unit(grouped=groups is not None)
         adjacency, dataset = guarantee.terms(self.ledger, self.dataset, self.adjacency, unit)
         assumed = (*noted, *assumed, *self._rows_taken_for(unit, grouped=groups is not None))
-        read = guarantee.recognised(self.ledger, dataset, self.read_from or X, y)
+        read = None if self._asking else guarantee.recognised(self.ledger, dataset, self.read_from or X, y)
         return Task(
             rows, features, epsilon, delta, adjacency, unit, dataset, middle, half_width, assumed, read, self._asking
         )
@@ -280,7 +280,7 @@ class PrivateEstimator(surroundings.RefusesSearch, BaseEstimator):  # type: igno
         unit = self._unit(grouped=False)
         assumed = (*assumed, *self._rows_taken_for(unit, grouped=False))
         adjacency, dataset = guarantee.terms(self.ledger, self.dataset, self.adjacency, unit)
-        read = guarantee.recognised(self.ledger, dataset, X, None)
+        read = None if self._asking else guarantee.recognised(self.ledger, dataset, X, None)
         return Task(
             source, features, epsilon, delta, adjacency, unit, dataset, middle, half_width, assumed, read, self._asking
         )

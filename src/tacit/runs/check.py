@@ -24,6 +24,8 @@ SHOWN = 5
 FILLED = 0.25
 #: Texts longer than this on average are taken for free text.
 LONG = 30
+#: Fewer whole numbers than this may well differ from one another.
+NUMBERED = 100
 #: Of values that are clipped, it is said from this share on.
 CLIPPED = 0.01
 
@@ -99,9 +101,9 @@ def _numeric(column: Numeric, table: pl.DataFrame) -> list[Mismatch]:
 
 
 def _numbered(column: Numeric, numbers: pl.Series) -> list[Mismatch]:
-    """Whole numbers of which nearly all between the least and the greatest occur, each once, are no measurement."""
+    """Whole numbers of which half of those between the least and the greatest occur, each once, are no measurement."""
     rows = len(numbers)
-    if rows < 20 or numbers.n_unique() < rows or not (numbers == numbers.round()).all():
+    if rows < NUMBERED or numbers.n_unique() < rows or not (numbers == numbers.round()).all():
         return []
     if float(numbers.max()) - float(numbers.min()) > 2 * rows:  # type: ignore[arg-type]
         return []
@@ -151,7 +153,7 @@ def _categories(column: Categorical, values: pl.Series) -> list[Mismatch]:
         found.append(Mismatch(column.name, f"{count:,} rows say {value!r}{near}; they {where}", not column.other))
     what = _kind(values.drop_nulls())
     if len(unknown) > SHOWN and what:
-        found.append(Mismatch(column.name, f"looks like {what}, and is declared with categories"))
+        found.append(Mismatch(column.name, f"declared with categories, and looks like {what}"))
     if len(unknown) > SHOWN:
         rest = sum(count for _, count in unknown[SHOWN:])
         found.append(

@@ -72,10 +72,12 @@ def at_a_time(engine: Engine) -> int:
 
 def of_batch(engine: Engine, request: Request, *, due: bool) -> tuple[Gradients | None, Tensor]:
     """As :meth:`Engine.by_plan`, with the gradients of the parameters apart."""
+    if not engine.apart:
+        return engine.by_plan(request, due=due)
     engine.settle()
     began, rewind = time.perf_counter(), remember(engine.device, outside=engine.draws_outside)
     gradients, losses = engine.by_plan(request, due=due)
-    if gradients is not None and engine.apart:
+    if gradients is not None:
         gradients = completed(engine, request, gradients, losses.detach(), rewind, time.perf_counter() - began)
     return gradients, losses
 
